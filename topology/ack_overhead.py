@@ -10,12 +10,12 @@ from p2psync.topology.network import Network
 
 #: Bytes of acknowledgements for each byte received: one of 52 bytes (IPv4 20, TCP 20, timestamps 12) for every second
 #: segment of 1448 (RFC 5681, section 4.2).
-ACKS = 52 / (2 * 1448)
+ACK_BYTES_PER_BYTE = 52 / (2 * 1448)
 #: What is left of an uplink at least.
-LEFT = 0.1
+UPLINK_MIN_SHARE = 0.1
 
 
-def beside_acks(network: Network) -> Network:
+def without_ack_overhead(network: Network) -> Network:
     """The same network with uplinks as they are while their nodes receive about the largest rate there may be.
 
     Where downlinks are wide and uplinks thin that is no trifle: at 60 Mbit/s acknowledgements take a fifth of an uplink
@@ -26,6 +26,6 @@ def beside_acks(network: Network) -> Network:
         return network
     up = network.up
     rate = min(float(up[network.trainer]), float(up.sum()) / (network.size - 1))
-    acks = ACKS * np.minimum(rate, network.down)
+    acks = ACK_BYTES_PER_BYTE * np.minimum(rate, network.down)
     acks[network.trainer] = 0.0
-    return replace(network, up=np.maximum(up - acks, LEFT * up))
+    return replace(network, up=np.maximum(up - acks, UPLINK_MIN_SHARE * up))

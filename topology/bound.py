@@ -2,9 +2,9 @@
 
 Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
 least of these flows (Edmonds). Links that many copies share make of it a linear program (see
-`p2psync.topology.packing`), whose dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes:
-the bound is then what can be reached. For more it is solved over regions, each with its uplinks together: an upper
-bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
+`p2psync.topology.packing`), whose dual prices say what binds. For up to `EXACT_MAX_NODES` nodes the program is solved
+over nodes: the bound is then what can be reached. For more it is solved over regions, each with its uplinks together:
+an upper bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from p2psync.topology.network import Floats, Network, from_topology
 from p2psync.topology.packing import Capacities, Packing, pack
 
 #: Up to this many nodes are looked at one by one.
-EXACT = 48
+EXACT_MAX_NODES = 48
 #: Bits of a Mbit.
-MEGA = 1e6
+BITS_PER_MBIT = 1e6
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Bound:
 
     def seconds(self, payload_bytes: int) -> float:
         """The least time for a payload at this rate; latency comes on top."""
-        return payload_bytes * 8 / (self.rate * MEGA) if self.rate else float("inf")
+        return payload_bytes * 8 / (self.rate * BITS_PER_MBIT) if self.rate else float("inf")
 
 
 def broadcast_bound(network: Topology | Network) -> Bound:
@@ -60,7 +60,7 @@ def broadcast_bound(network: Topology | Network) -> Bound:
     bounds.append(Bound(found.bound, _because(capacities, found, names, network, regions=True)))
     bounds += _dialling(network)
     best = min(bounds, key=lambda bound: bound.rate * (1 + 1e-9 * bounds.index(bound)))
-    if network.size > EXACT:
+    if network.size > EXACT_MAX_NODES:
         return best
     capacities = by_node(network, most)
     found = pack(capacities)
@@ -85,7 +85,7 @@ def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes:
         return float("inf")
     first = _first_arrival(network, min(chunk_bytes, payload_bytes))
     receivers = np.arange(network.size) != network.trainer
-    rest = (payload_bytes - min(chunk_bytes, payload_bytes)) * 8 / (_own_flow(network) * MEGA)
+    rest = (payload_bytes - min(chunk_bytes, payload_bytes)) * 8 / (_own_flow(network) * BITS_PER_MBIT)
     return max(bound.seconds(payload_bytes), float((first + rest)[receivers].max()))
 
 
@@ -95,7 +95,7 @@ def _first_arrival(network: Network, chunk_bytes: int) -> Floats:
     home = int(network.region[network.trainer])
     up[home] = max(up[home], network.up[network.trainer])
     rate = np.minimum(network.rate, up[:, None])
-    hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * MEGA), np.inf)
+    hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * BITS_PER_MBIT), np.inf)
     way = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
     way[home] = hop[home, home]
     return np.asarray(way[network.region])
@@ -119,9 +119,9 @@ def _dialling(network: Network) -> list[Bound]:
     hidden[network.trainer] = False
     if not hidden.any():
         return []
-    givers = network.dialable.copy()
-    givers[network.trainer] = network.dialable[network.trainer]
-    rate = float(network.up[givers].sum()) / int(hidden.sum())
+    senders = network.dialable.copy()
+    senders[network.trainer] = network.dialable[network.trainer]
+    rate = float(network.up[senders].sum()) / int(hidden.sum())
     return [Bound(rate, "the uplinks of the nodes that can be dialled, from which all others must receive")]
 
 

@@ -8,8 +8,8 @@ from p2psync.topology.network import Floats, Ints, Network
 from p2psync.topology.packing import Capacities
 
 #: Seconds of delay that a path counts as longer if its figures were never measured, and for each lost packet of all.
-UNMEASURED = 1.0
-LOST = 10.0
+UNMEASURED_SECONDS = 1.0
+LOSS_SECONDS = 10.0
 
 
 def most_rate(network: Network) -> tuple[float, int]:
@@ -71,4 +71,4 @@ def _link_rows(network: Network) -> tuple[Ints, list[float]]:
 
 def _avoidance(network: Network) -> Floats:
     """Seconds between regions, with more for paths that are only assumed or lose packets."""
-    return network.delay + np.where(network.measured, 0, UNMEASURED) + LOST * network.loss
+    return network.delay + np.where(network.measured, 0, UNMEASURED_SECONDS) + LOSS_SECONDS * network.loss

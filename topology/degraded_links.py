@@ -17,10 +17,10 @@ from p2psync.topology.plan import Plan
 
 _Pair = tuple[str, str]
 #: A link has changed once ways of so much of what is planned for it have.
-MOST = 0.5
+DEGRADED_MIN_SHARE = 0.5
 
 
-class _Old(msgspec.Struct, frozen=True):
+class _StaleFigure(msgspec.Struct, frozen=True):
     """A figure of before a fall, and what part of it is left."""
 
     rate: float | None
@@ -28,13 +28,13 @@ class _Old(msgspec.Struct, frozen=True):
     left: float
 
 
-class Falls:
+class DegradedLinks:
     """What one hub knows of falls. All rates are in Mbit/s."""
 
     def __init__(self) -> None:
         self._planned: dict[_Pair, float] = {}
-        self._told: dict[_Pair, float] = {}
-        self._old: dict[_Pair, _Old] = {}
+        self._reported: dict[_Pair, float] = {}
+        self._old: dict[_Pair, _StaleFigure] = {}
 
     def planned(self, plan: Plan) -> None:
         """What the plan sends from node to node."""
@@ -46,20 +46,20 @@ class Falls:
                     self._planned[pair] = self._planned.get(pair, 0.0) + share * plan.rate
 
     def apply(
-        self, paths: Sequence[PathFigures], fallen: Mapping[_Pair, float], region: Mapping[str, str]
+        self, paths: Sequence[PathFigures], degraded_to: Mapping[_Pair, float], region: Mapping[str, str]
     ) -> list[PathFigures]:
         """The figures, those of before a fall made less. fallen: what part is left, of pairs that fell."""
-        for between, left in self._fell(fallen, region).items():
+        for between, left in self._newly_degraded(degraded_to, region).items():
             for path in paths:
                 pair = (path.source, path.target)
-                if pair not in fallen and (region.get(pair[0]), region.get(pair[1])) == between:
+                if pair not in degraded_to and (region.get(pair[0]), region.get(pair[1])) == between:
                     old = self._current(path)
-                    self._old[pair] = _Old(path.rate, path.seen, left * (old.left if old is not None else 1.0))
-        self._told = dict(fallen)
+                    self._old[pair] = _StaleFigure(path.rate, path.seen, left * (old.left if old is not None else 1.0))
+        self._reported = dict(degraded_to)
         self._old = {(p.source, p.target): old for p in paths if (old := self._current(p)) is not None}
         return [self._less(path) for path in paths]
 
-    def _fell(self, fallen: Mapping[_Pair, float], region: Mapping[str, str]) -> dict[_Pair, float]:
+    def _newly_degraded(self, degraded_to: Mapping[_Pair, float], region: Mapping[str, str]) -> dict[_Pair, float]:
         """Pairs of regions of whose planned ways half has fallen by now, and had not before; what part is left."""
         carried: dict[_Pair, float] = {}
         lost: dict[_Pair, float] = {}
@@ -68,15 +68,17 @@ class Falls:
             if pair[0] in region and pair[1] in region and region[pair[0]] != region[pair[1]]:
                 between = (region[pair[0]], region[pair[1]])
                 carried[between] = carried.get(between, 0.0) + rate
-                lost[between] = lost.get(between, 0.0) + rate * (pair in fallen)
-                more = fallen.get(pair, 1.0) / self._told.get(pair, 1.0)
+                lost[between] = lost.get(between, 0.0) + rate * (pair in degraded_to)
+                more = degraded_to.get(pair, 1.0) / self._reported.get(pair, 1.0)
                 if more < 1 and rate > 0:
                     news.setdefault(between, []).append((rate, more))
         # Of a link that is full its users get unequal parts: what is left of it is what is left of them together.
         left = {between: sum(r * more for r, more in of) / sum(r for r, _ in of) for between, of in news.items()}
-        return {between: part for between, part in left.items() if lost[between] >= MOST * carried[between]}
+        return {
+            between: part for between, part in left.items() if lost[between] >= DEGRADED_MIN_SHARE * carried[between]
+        }
 
-    def _current(self, path: PathFigures) -> _Old | None:
+    def _current(self, path: PathFigures) -> _StaleFigure | None:
         """What is known of a figure that has not changed since a fall."""
         old = self._old.get((path.source, path.target))
         return old if old is not None and (old.rate, old.seen) == (path.rate, path.seen) else None

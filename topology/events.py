@@ -28,7 +28,7 @@ from p2psync.errors import FormatError
 Kind = Literal["join", "kill", "degrade", "cut", "partition", "restore"]
 
 
-class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NetworkEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One thing that happens, `at` seconds after the start."""
 
     at: float

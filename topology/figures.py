@@ -47,7 +47,7 @@ class PlanFigures(msgspec.Struct, frozen=True):
     payload_bytes: int
     egress: float
     depth: int
-    most_children: int
+    max_children: int
     unreachable: list[str]
     others: float
     slow: dict[str, float]
@@ -72,7 +72,7 @@ def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: 
         payload_bytes=payload_bytes,
         egress=plan.egress(plan.trainer),
         depth=int(plan.depth.max()),
-        most_children=int(plan.children.max()),
+        max_children=int(plan.children.max()),
         unreachable=list(plan.unreachable),
         others=plan.rate,
         slow=plan.slow,

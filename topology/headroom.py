@@ -10,7 +10,7 @@ from p2psync.topology.network import Floats, Network
 from p2psync.topology.plan import Plan, demands
 
 
-class Spare:
+class Headroom:
     """Of one plan, what its flows leave of the uplinks, downlinks and links between regions that they take."""
 
     def __init__(self, plan: Plan, network: Network) -> None:

@@ -20,14 +20,14 @@ from p2psync.topology.network import Floats, Network
 from p2psync.topology.regions import cluster
 
 #: How far above what others saw a claim is believed.
-GROWTH = 2.0
+CLAIM_FACTOR = 2.0
 #: How many times what the second witness saw the first one's word counts: whoever sends little to all but one may just
 #: have been measured by that one.
-ALONE = 3.0
+LONE_WITNESS_FACTOR = 3.0
 #: How far above what its target saw come a source's word on one path is believed: both count over spans of their own.
-WITNESSED = 1.2
+WITNESS_FACTOR = 1.2
 #: Mbit/s that a node is given to begin with, when nothing was seen of anybody.
-FIRST = 20.0
+FIRST_UPLINK_MBITS = 20.0
 
 
 class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +79,7 @@ def from_measurements(
     regions = tuple(sorted(set(names.values())))
     region = np.array([regions.index(names[node.name]) for node in nodes], np.int64)
     shape = (len(regions), len(regions))
-    words: dict[tuple[int, int], list[_Word]] = {}
+    reports: dict[tuple[int, int], list[_RateReport]] = {}
     delays: dict[tuple[int, int], list[float]] = {}
     losses: dict[tuple[int, int], list[float]] = {}
     for path, (i, j) in zip(known, ends, strict=True):
@@ -87,15 +87,15 @@ def from_measurements(
         if path.rtt is not None and _plausible(path.rtt, 60):
             for way in (pair, pair[::-1]):
                 delays.setdefault(way, []).append(path.rtt / 2)
-        if pair[0] != pair[1] and (word := _word(path)) is not None:
-            words.setdefault(pair, []).append(word)
+        if pair[0] != pair[1] and (report := _rate_report(path)) is not None:
+            reports.setdefault(pair, []).append(report)
         if path.loss is not None and 0 <= path.loss < 1:
             losses.setdefault(pair, []).append(path.loss)
     delay, loss = _table(shape, delays, 0.5, 0.05), _table(shape, losses, 0.5, 0.0)
     np.fill_diagonal(delay, [np.median(delays.get((a, a), [0.0])) for a in range(len(regions))])
     # Of borne out ones, then of others, the highest.
-    rates = {pair: [max(found).rate] for pair, found in words.items()}
-    usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST], 0.25))
+    rates = {pair: [max(found).rate] for pair, found in reports.items()}
+    usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST_UPLINK_MBITS], 0.25))
     rate = _table(shape, rates, 1.0, usual)
     np.fill_diagonal(rate, np.inf)
     measured = np.eye(len(regions), dtype=bool)
@@ -118,39 +118,39 @@ def from_measurements(
     )
 
 
-class _Word(NamedTuple):
+class _RateReport(NamedTuple):
     """A rate of a pair (Mbit/s), and whether both ends bear it out."""
 
     borne_out: bool
     rate: float
 
 
-def _word(path: PathFigures) -> _Word | None:
+def _rate_report(path: PathFigures) -> _RateReport | None:
     sent, seen = (rate if rate is not None and _plausible(rate, MAX_RATE) else None for rate in (path.rate, path.seen))
     if sent is None or seen is None:
         one = sent if seen is None else seen
-        return None if one is None else _Word(False, one)
-    return _Word(True, min(sent, seen * WITNESSED))
+        return None if one is None else _RateReport(False, one)
+    return _RateReport(True, min(sent, seen * WITNESS_FACTOR))
 
 
 def _down(node: NodeFigures) -> float:
     """Mbit/s of a downlink: what came through it at best, and as much again, since nobody may have sent more."""
     known = _claim(node.claimed_down, 0.0)
-    return min(MAX_RATE, known * GROWTH) if known else MAX_RATE
+    return min(MAX_RATE, known * CLAIM_FACTOR) if known else MAX_RATE
 
 
 def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
     """Mbit/s of each uplink: the claim, as far as others bear it out."""
     seen = [_witnessed(node) for node in nodes]
-    tested = [rate / GROWTH for rate in seen if rate is not None]
+    tested = [rate / CLAIM_FACTOR for rate in seen if rate is not None]
     # Whoever nobody has received from yet is like the slower half of those that somebody has.
-    first = float(np.quantile(tested, 0.25)) if tested else FIRST
+    first = float(np.quantile(tested, 0.25)) if tested else FIRST_UPLINK_MBITS
     ups = []
     for node, rate in zip(nodes, seen, strict=True):
         claim = _claim(node.claimed_up, MAX_RATE)
         believable = first if rate is None else rate
         if node.name in believed:
-            ups.append(claim if node.claimed_up is not None else max(believable, FIRST))
+            ups.append(claim if node.claimed_up is not None else max(believable, FIRST_UPLINK_MBITS))
         else:
             ups.append(min(claim, believable))
     return np.array(ups)
@@ -158,13 +158,13 @@ def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
 
 def _witnessed(node: NodeFigures) -> float | None:
     """What a node is believed to send, by what others saw come from it: the two highest figures together, since those
-    who measure an uplink together see a part each, the highest as `ALONE` times the second at most. One figure alone
-    counts `GROWTH` times."""
-    told = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
-    if len(told) < 2:
-        return told[0] * GROWTH if told else None
-    second, first = told[-2:]
-    return second + min(first, ALONE * second)
+    who measure an uplink together see a part each, the highest as `LONE_WITNESS_FACTOR` times the second at most. One
+    figure alone counts `CLAIM_FACTOR` times."""
+    reported = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
+    if len(reported) < 2:
+        return reported[0] * CLAIM_FACTOR if reported else None
+    second, first = reported[-2:]
+    return second + min(first, LONE_WITNESS_FACTOR * second)
 
 
 def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> dict[str, str]:

@@ -41,7 +41,7 @@ import msgspec
 
 from p2psync.errors import FormatError
 from p2psync.protocol.wire import check_finite
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.file_errors import explain
 
 #: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
@@ -101,7 +101,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link: list[Link] = []
     host: dict[str, Host] = {}
     blocked: list[tuple[str, str]] = []
-    event: list[Event] = []
+    event: list[NetworkEvent] = []
 
     @property
     def hosts(self) -> list[tuple[str, str]]:
@@ -191,7 +191,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 #: The tables of a file, by the name under which they stand.
-_TABLES: dict[str, type[msgspec.Struct]] = {"region": Region, "host": Host, "link": Link, "event": Event}
+_TABLES: dict[str, type[msgspec.Struct]] = {"region": Region, "host": Host, "link": Link, "event": NetworkEvent}
 
 
 def _is_rate(rate: float) -> bool:

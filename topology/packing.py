@@ -28,17 +28,17 @@ from p2psync.topology.arborescence import cheapest_arborescence
 from p2psync.topology.network import Floats, Ints
 
 #: Prices count as none below this, relative to the largest.
-_TINY = 1e-9
+_PRICE_EPSILON = 1e-9
 #: How much shorter paths are preferred among equally cheap trees, as a share of the cost of a tree.
-_SHORT = 1e-4
+_SHORT_PATH_PREFERENCE = 1e-4
 #: Seconds that a hop between groups counts beside its delay: a chunk is passed on when it is there as a whole.
-HOP = 0.05
+HOP_SECONDS = 0.05
 #: What the evenness of loads is worth, in seconds of latency.
-_EVEN = 0.1
+_EVENNESS_SECONDS = 0.1
 #: More trees than this are not kept: the rest carries little.
-MOST_TREES = 96
+MAX_PACKED_TREES = 96
 #: Givers to each group that are tried in one round.
-_GIVERS = 4
+_MAX_SENDERS = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,19 +59,19 @@ class Capacities:
     rows: Ints
     limits: Floats
     most: float
-    most_children: int | None = None
+    max_children: int | None = None
 
     @cached_property
-    def ways(self) -> Floats:
+    def distances(self) -> Floats:
         """Seconds from the root to each group by the shortest way, hops counted."""
-        hops = self.arcs + HOP
+        hops = self.arcs + HOP_SECONDS
         return np.asarray(shortest_path(np.where(np.isfinite(hops), hops, 0), indices=self.root))
 
     @cached_property
     def lengths(self) -> Floats:
         """How far from the trainer each arc ends, as a share of the farthest; 0 where there is no arc."""
-        hops = self.arcs + HOP
-        length = self.ways[:, None] + hops
+        hops = self.arcs + HOP_SECONDS
+        length = self.distances[:, None] + hops
         finite = np.isfinite(length)
         return np.where(finite, length, 0) / (float(length[finite].max(initial=0.0)) or 1.0)
 
@@ -90,7 +90,7 @@ class Packing:
 
     trees: list[Ints]
     weights: Floats
-    gifts: dict[tuple[int, int], float]
+    transfers: dict[tuple[int, int], float]
     bound: float
     prices: Floats
 
@@ -106,7 +106,7 @@ class _Master:
 
     capacities: Capacities
     trees: list[Ints] = field(default_factory=list)
-    gifts: list[tuple[int, int]] = field(default_factory=list)
+    transfers: list[tuple[int, int]] = field(default_factory=list)
     _columns: list[Floats] = field(default_factory=list)
     _known: set[bytes] = field(default_factory=set)
 
@@ -122,7 +122,11 @@ class _Master:
     def only(self, some: list[int]) -> _Master:
         """The same gifts, and some of the trees."""
         return _Master(
-            self.capacities, [self.trees[k] for k in some], self.gifts, [self._columns[k] for k in some], self._known
+            self.capacities,
+            [self.trees[k] for k in some],
+            self.transfers,
+            [self._columns[k] for k in some],
+            self._known,
         )
 
     def columns(self) -> csc_array:
@@ -133,13 +137,13 @@ class _Master:
         trees[:rows] = np.stack(self._columns, axis=1)
         trees[rows : rows + groups] = -capacities.inner[:, None]
         trees[-1] = 1
-        gifts = np.zeros((rows + groups + 1, len(self.gifts)))
-        for k, (a, b) in enumerate(self.gifts):
-            gifts[a, k], gifts[b, k], gifts[rows + b, k] = 1, -1, 1
+        transfers = np.zeros((rows + groups + 1, len(self.transfers)))
+        for k, (a, b) in enumerate(self.transfers):
+            transfers[a, k], transfers[b, k], transfers[rows + b, k] = 1, -1, 1
             for row in capacities.rows[a, b]:
                 if row >= 0:
-                    gifts[groups + row, k] += 1
-        return csc_array(np.hstack([trees, gifts]))
+                    transfers[groups + row, k] += 1
+        return csc_array(np.hstack([trees, transfers]))
 
     def right(self) -> Floats:
         """What the rows may hold."""
@@ -165,7 +169,7 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
     """
     master = _Master(capacities)
     scale = _finite_scale(capacities)
-    for step, short in ((1.0, _SHORT), (0.5, _SHORT), (1.0, 0.1), (0.5, 1.0)):
+    for step, short in ((1.0, _SHORT_PATH_PREFERENCE), (0.5, _SHORT_PATH_PREFERENCE), (1.0, 0.1), (0.5, 1.0)):
         _peel(master, step, short)
     solution, dual, most = _solve(master)
     # All uplinks together, alike: where nothing else binds, these prices are the right ones at once.
@@ -174,8 +178,8 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
     for _ in range(rounds):
         if float(solution[: len(master.trees)].sum()) >= best * (1 - within):
             break
-        grown = _add_gifts(master, dual)
-        for trial in (dual, 0.7 * _like(centre, dual, capacities) + 0.3 * dual):
+        grown = _add_transfers(master, dual)
+        for trial in (dual, 0.7 * _rescaled(centre, dual, capacities) + 0.3 * dual):
             bound = _bound(capacities, trial, most if trial is dual else 0.0)
             if bound < best:
                 best, prices, centre = bound, trial, trial
@@ -185,9 +189,11 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
         solution, dual, most = _solve(master)
     solution = _thinned(master, _spread(master, solution, dual), solution)
     trees = len(master.trees)
-    gifts = {pair: float(w) for pair, w in zip(master.gifts, solution[trees:], strict=True) if w > _TINY * scale}
-    used = np.flatnonzero(solution[:trees] > _TINY * scale)
-    return Packing([master.trees[k] for k in used], solution[used], gifts, min(best, capacities.most), prices)
+    transfers = {
+        pair: float(w) for pair, w in zip(master.transfers, solution[trees:], strict=True) if w > _PRICE_EPSILON * scale
+    }
+    used = np.flatnonzero(solution[:trees] > _PRICE_EPSILON * scale)
+    return Packing([master.trees[k] for k in used], solution[used], transfers, min(best, capacities.most), prices)
 
 
 def _peel(master: _Master, step: float, short: float) -> None:
@@ -207,7 +213,7 @@ def _peel(master: _Master, step: float, short: float) -> None:
         width = max(0.0, float((left[used] / load[used]).min(initial=capacities.most)))
         master.add(tree)
         enough += width
-        if width <= _TINY * finite.max() or enough >= 4 * capacities.most:
+        if width <= _PRICE_EPSILON * finite.max() or enough >= 4 * capacities.most:
             return
         left -= load * (width * step)
 
@@ -215,11 +221,11 @@ def _peel(master: _Master, step: float, short: float) -> None:
 def _thinned(master: _Master, *solutions: Floats) -> Floats:
     """The first of these solutions, or if it has too many trees, the best that their heaviest trees allow."""
     trees = len(master.trees)
-    if np.count_nonzero(solutions[0][:trees]) <= MOST_TREES:
+    if np.count_nonzero(solutions[0][:trees]) <= MAX_PACKED_TREES:
         return solutions[0]
     tried = []
     for solution in solutions:
-        heaviest = np.argsort(-solution[:trees], kind="stable")[:MOST_TREES]
+        heaviest = np.argsort(-solution[:trees], kind="stable")[:MAX_PACKED_TREES]
         some = master.only(sorted(heaviest.tolist()))
         found = _solve(some)[0]
         tried.append((float(found[: len(some.trees)].sum()), some, found))
@@ -236,7 +242,7 @@ def _spread(master: _Master, solution: Floats, prices: Floats) -> Floats:
     if total <= 0:
         return solution
     columns, limits = master.columns(), master.capacities.all_limits
-    free = np.isfinite(limits) & (prices <= _TINY * prices.max())
+    free = np.isfinite(limits) & (prices <= _PRICE_EPSILON * prices.max())
     for _ in range(2):
         found = _levelled(master, total, np.flatnonzero(free))
         if found is None:
@@ -252,21 +258,21 @@ def _spread(master: _Master, solution: Floats, prices: Floats) -> Floats:
 def _levelled(master: _Master, total: float, free: Ints) -> Floats | None:
     """The shortest trees of this weight in all, and the lowest level that these rows share; None if none is found."""
     columns, right = master.columns(), master.right()
-    trees, gifts = len(master.trees), len(master.gifts)
+    trees, transfers = len(master.trees), len(master.transfers)
     binding = np.flatnonzero(np.isfinite(right))
     latency = np.array([_latency(master.capacities, tree) for tree in master.trees])
-    objective = np.concatenate([latency / total, np.full(gifts, 1e-3 / total), [_EVEN]])
+    objective = np.concatenate([latency / total, np.full(transfers, 1e-3 / total), [_EVENNESS_SECONDS]])
     level = np.zeros((len(right), 1))
     level[free, 0] = -right[free]
     limits = right.copy()
     limits[free] = 0
     both = hstack([columns, csc_array(level)], format="csc")[binding]
-    goal = np.concatenate([np.full(trees, -1.0), np.zeros(gifts + 1)])[None]
+    goal = np.concatenate([np.full(trees, -1.0), np.zeros(transfers + 1)])[None]
     found = linprog(
         objective,
         A_ub=vstack([both, csc_array(goal)], format="csc"),
         b_ub=np.append(limits[binding], -total * (1 - 1e-9)),
-        bounds=[(0, None)] * (trees + gifts) + [(0, 1)],
+        bounds=[(0, None)] * (trees + transfers) + [(0, 1)],
         method="highs-ds",
     )
     return None if found.x is None else found.x[:-1]
@@ -279,7 +285,7 @@ def _latency(capacities: Capacities, parents: Ints) -> float:
     below = np.arange(len(parents))
     while (above >= 0).any():
         on = above >= 0
-        total[on] += capacities.arcs[above[on], below[on]] + HOP
+        total[on] += capacities.arcs[above[on], below[on]] + HOP_SECONDS
         below = above
         above = np.where(above >= 0, parents[above], -1)
     return float(total.max())
@@ -289,7 +295,7 @@ def _solve(master: _Master) -> tuple[Floats, Floats, float]:
     """Weights of the master's columns, the prices of the rows, and that of `most`."""
     columns, right = master.columns(), master.right()
     binding = np.flatnonzero(np.isfinite(right))
-    gain = np.concatenate([np.ones(len(master.trees)), np.zeros(len(master.gifts))])
+    gain = np.concatenate([np.ones(len(master.trees)), np.zeros(len(master.transfers))])
     found = linprog(-gain, A_ub=columns[binding], b_ub=right[binding], method="highs-ds")
     if found.x is None:
         raise ArithmeticError(f"no packing was found: {found.message}")
@@ -299,14 +305,14 @@ def _solve(master: _Master) -> tuple[Floats, Floats, float]:
     return found.x, prices[:rows], float(prices[-1])
 
 
-def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT) -> Ints:
+def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT_PATH_PREFERENCE) -> Ints:
     """The cheapest tree at these prices; of those that cost about the same, one of short paths."""
     cost = arc_costs(capacities, prices)
     finite = cost[np.isfinite(cost) & (cost > 0)]
     usual = float(np.median(finite)) if len(finite) else 1.0
     cost += capacities.lengths * (short * usual)
     parents = cheapest_arborescence(cost, capacities.root)
-    return parents if capacities.most_children is None else _uncrowded(parents, cost, capacities.most_children)
+    return parents if capacities.max_children is None else _uncrowded(parents, cost, capacities.max_children)
 
 
 def _uncrowded(parents: Ints, cost: Floats, most: int) -> Ints:
@@ -356,26 +362,26 @@ def _bound(capacities: Capacities, prices: Floats, most: float) -> float:
     return min(capacities.most, worth / least) if least > 0 else capacities.most
 
 
-def _like(prices: Floats, other: Floats, capacities: Capacities) -> Floats:
+def _rescaled(prices: Floats, other: Floats, capacities: Capacities) -> Floats:
     """Prices on the scale of others: both as worth of all capacity."""
     limits = capacities.all_limits
     own, theirs = (float(limits[p > 0] @ p[p > 0]) for p in (prices, other))
     return prices * (theirs / own) if own > 0 and np.isfinite(own) and theirs > 0 else prices
 
 
-def _add_gifts(master: _Master, prices: Floats) -> bool:
+def _add_transfers(master: _Master, prices: Floats) -> bool:
     """Add the gifts that would pay at these prices, the best giver for each group."""
     capacities = master.capacities
     groups = len(capacities.up)
     saving = prices[:groups] - arc_costs(capacities, prices)
     saving[:, capacities.inner <= 0] = -np.inf
     np.fill_diagonal(saving, -np.inf)
-    for a, b in master.gifts:
+    for a, b in master.transfers:
         saving[a, b] = -np.inf
-    givers = np.argsort(-saving, axis=0, kind="stable")[:_GIVERS]
-    pays = np.take_along_axis(saving, givers, axis=0) > _TINY * prices.max()
-    new = [(int(givers[k, b]), int(b)) for k, b in zip(*np.nonzero(pays), strict=True)]
-    master.gifts += new
+    senders = np.argsort(-saving, axis=0, kind="stable")[:_MAX_SENDERS]
+    pays = np.take_along_axis(saving, senders, axis=0) > _PRICE_EPSILON * prices.max()
+    new = [(int(senders[k, b]), int(b)) for k, b in zip(*np.nonzero(pays), strict=True)]
+    master.transfers += new
     return bool(new)
 
 

@@ -8,14 +8,14 @@ from functools import cached_property
 
 import numpy as np
 
-from p2psync.protocol.plan import NodePlan, Place
-from p2psync.topology.bound import MEGA
+from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.topology.bound import BITS_PER_MBIT
 from p2psync.topology.network import Floats, Ints, Network
 
 #: Bytes of a chunk that predictions reckon with, unless told otherwise.
-CHUNK = 64 << 10
+CHUNK_BYTES = 64 << 10
 #: Shares travel as whole numbers out of about this many.
-_PARTS = 1_000_000
+_SHARE_UNITS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +73,7 @@ class Plan:
     @cached_property
     def whole_shares(self) -> list[int]:
         """The shares as whole numbers, as nodes are told."""
-        return [max(1, round(_PARTS * share)) for share in self.shares]
+        return [max(1, round(_SHARE_UNITS * share)) for share in self.shares]
 
     @cached_property
     def children(self) -> Ints:
@@ -121,15 +121,15 @@ class Plan:
         for name in self.names if names is None else names:
             i = self.index[name]
             peers: dict[int, int] = {}
-            places = []
+            positions = []
             for tree, (order, cuts) in enumerate(self._below):
                 parent = int(self.parents[tree, i])
                 children = order[cuts[i] : cuts[i + 1]].tolist()
                 known = [peers.setdefault(peer, len(peers)) for peer in children]
                 above = peers.setdefault(parent, len(peers)) if parent >= 0 else -1
                 rate = round(float(self.shares[tree] * self.rate), 6)
-                places.append(Place(above, known, int(self.depth[tree, i]), rate))
-            yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, places)
+                positions.append(TreePosition(above, known, int(self.depth[tree, i]), rate))
+            yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, positions)
 
     def egress(self, i: int) -> float:
         """Copies of everything that node i sends."""
@@ -156,7 +156,7 @@ def demands(network: Network, slow: dict[str, float], rate: float) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Usage:
+class TreeUsage:
     """What one unit of each tree loads: rows × trees beside the capacity of each row. rows: (kind, i, j)."""
 
     rows: list[tuple[str, int, int]]
@@ -170,7 +170,7 @@ class Usage:
         return float((self.capacity[used] / load[used]).min(initial=np.inf))
 
 
-def usage(network: Network, parents: Ints, demand: Floats) -> Usage:
+def usage(network: Network, parents: Ints, demand: Floats) -> TreeUsage:
     """What trees (trees × nodes) load: each node's uplink, each link between regions that binds, each bound pair."""
     trees, nodes, regions = len(parents), network.size, len(network.regions)
     up = np.zeros((nodes, trees))
@@ -191,7 +191,7 @@ def usage(network: Network, parents: Ints, demand: Floats) -> Usage:
         rows += [("pair", i, j) for i, j in pairs]
         per_tree.append(np.array([[demand[j] * (row[j] == i) for row in parents] for i, j in pairs], float))
         capacity.append(np.array([network.pair_rate[pair] for pair in pairs]))
-    return Usage(rows, np.concatenate(per_tree), np.concatenate(capacity))
+    return TreeUsage(rows, np.concatenate(per_tree), np.concatenate(capacity))
 
 
 def link_loads(plan: Plan, network: Network) -> list[LinkLoad]:
@@ -224,7 +224,7 @@ def fullest_link(plan: Plan, network: Network) -> float:
     return max((load.share for load in link_loads(plan, network) if load.kind == "link"), default=0.0)
 
 
-def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:
+def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> float:
     """Seconds until the last node has a payload, if every link gives what the network says; 0 for a plan that reaches
     nobody.
 
@@ -235,7 +235,9 @@ def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_b
         return 0.0
     network = network.only(_in_plan(plan, network))
     chunk = min(chunk_bytes, payload_bytes)
-    return payload_bytes * 8 / (plan.lowest_rate * MEGA) + float(arrival(plan, network, chunk).max(initial=0.0))
+    return payload_bytes * 8 / (plan.lowest_rate * BITS_PER_MBIT) + float(
+        arrival(plan, network, chunk).max(initial=0.0)
+    )
 
 
 def arrival(plan: Plan, network: Network, chunk_bytes: int) -> Floats:
@@ -244,7 +246,7 @@ def arrival(plan: Plan, network: Network, chunk_bytes: int) -> Floats:
     parents = plan.parents
     above = np.maximum(parents, 0)
     delay = network.delay[network.region[above], network.region[None, :]]
-    turn = plan.children[rows, above] * chunk_bytes * 8 / (np.maximum(network.up[above], 1e-9) * MEGA)
+    turn = plan.children[rows, above] * chunk_bytes * 8 / (np.maximum(network.up[above], 1e-9) * BITS_PER_MBIT)
     hop = np.where(parents >= 0, delay + turn, 0)
     total = hop.copy()
     while (parents >= 0).any():

@@ -22,7 +22,7 @@ from typing import IO
 import msgspec
 
 from p2psync.errors import P2PSyncError
-from p2psync.membership.planning import PlanBook, Planner, PlanTask
+from p2psync.membership.planning import Planner, PlanResult, PlanTask
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
@@ -31,25 +31,25 @@ _NICE = 5
 #: One thread is enough for small programs, and leaves the other cores alone.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 #: Bytes of a length.
-_LENGTH = 8
+_LENGTH_BYTES = 8
 #: How often the child sees whether its parent lives (seconds).
-_LOOK_EVERY = 2.0
+_PARENT_CHECK_SECONDS = 2.0
 
 
 class PlanningError(P2PSyncError):
     """There is no plan; the message says why."""
 
 
-class Parts(msgspec.Struct, frozen=True):
-    """A plan as every member must know it (`PlanBook`); or what kept it from being made, in `error`."""
+class PlanReply(msgspec.Struct, frozen=True):
+    """A plan as every member must know it (`PlanResult`); or what kept it from being made, in `error`."""
 
     error: str = ""
     revision: int = 0
-    remarks: dict[str, str] = {}
+    diagnostics: dict[str, str] = {}
     parts: dict[str, msgspec.Raw] = {}
 
     def node_plan(self, node: str) -> NodePlan | None:
-        """See `PlanBook`."""
+        """See `PlanResult`."""
         part = self.parts.get(node)
         return None if part is None else decode_msgpack(part, NodePlan)
 
@@ -59,7 +59,7 @@ class PlanProcess:
 
     def __init__(self, first_revision: int = 1) -> None:
         """first_revision: see `HubPlanner`."""
-        self._next = first_revision
+        self._read_message = first_revision
         self._child: subprocess.Popen[bytes] | None = None
         #: What it answers.
         self._answers: IO[bytes] | None = None
@@ -75,13 +75,13 @@ class PlanProcess:
 
     def warm(self) -> None:
         """See `Planner`. Raises as `plan` does."""
-        self._ask(None)
+        self._request(None)
 
-    def plan(self, task: PlanTask) -> PlanBook:
+    def plan(self, task: PlanTask) -> PlanResult:
         """See `Planner`. Raises `PlanningError` where the planner raised anything, or its process ended."""
-        book = self._ask(task)
-        self._next = max(self._next, book.revision + 1)
-        return book
+        plan_result = self._request(task)
+        self._read_message = max(self._read_message, plan_result.revision + 1)
+        return plan_result
 
     def close(self) -> None:
         """See `Planner`."""
@@ -95,14 +95,14 @@ class PlanProcess:
         with self._using:
             self._shut(child)
 
-    def _ask(self, task: PlanTask | None) -> Parts:
+    def _request(self, task: PlanTask | None) -> PlanReply:
         with self._using:
             child = self._started()
             assert child.stdin is not None and self._answers is not None
             answer = None
             try:
-                _put(child.stdin, msgspec.msgpack.encode(task))
-                answer = _next(self._answers)
+                _write_message(child.stdin, msgspec.msgpack.encode(task))
+                answer = _read_message(self._answers)
             except OSError:
                 pass
             finally:
@@ -111,7 +111,7 @@ class PlanProcess:
                     self._put_away(child)
             if answer is None:
                 raise PlanningError("the process that plans has ended")
-        found = msgspec.msgpack.decode(answer, type=Parts)
+        found = msgspec.msgpack.decode(answer, type=PlanReply)
         if found.error:
             raise PlanningError(found.error)
         return found
@@ -122,7 +122,7 @@ class PlanProcess:
                 raise PlanningError("the planner is closed")
             if self._child is None:
                 try:
-                    self._child, self._answers = _start(self._next)
+                    self._child, self._answers = _start(self._read_message)
                 except (OSError, TypeError) as error:  # no interpreter is a TypeError
                     raise PlanningError(f"no process to plan in: {error}") from error
             return self._child
@@ -168,17 +168,17 @@ def _start(first_revision: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
     return child, os.fdopen(answers, "rb")
 
 
-def _put(pipe: IO[bytes], data: bytes) -> None:
-    pipe.write(len(data).to_bytes(_LENGTH) + data)
+def _write_message(pipe: IO[bytes], data: bytes) -> None:
+    pipe.write(len(data).to_bytes(_LENGTH_BYTES) + data)
     pipe.flush()
 
 
-def _next(pipe: IO[bytes]) -> bytes | None:
+def _read_message(pipe: IO[bytes]) -> bytes | None:
     """What comes next; None at the end."""
-    head = pipe.read(_LENGTH)
+    head = pipe.read(_LENGTH_BYTES)
     size = int.from_bytes(head)
     data = pipe.read(size)
-    return data if len(head) == _LENGTH and len(data) == size else None
+    return data if len(head) == _LENGTH_BYTES and len(data) == size else None
 
 
 def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
@@ -190,29 +190,31 @@ def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
     tasks = os.fdopen(0, "rb", closefd=False)
     planner = HubPlanner(first_revision)
     while True:
-        while not select.select([tasks], [], [], _LOOK_EVERY)[0]:
+        while not select.select([tasks], [], [], _PARENT_CHECK_SECONDS)[0]:
             if os.getppid() != parent:
                 return
-        data = _next(tasks)
+        data = _read_message(tasks)
         if data is None:
             return
         try:
-            _put(answers, msgspec.msgpack.encode(_answer(planner, msgspec.msgpack.decode(data, type=PlanTask | None))))
+            _write_message(
+                answers, msgspec.msgpack.encode(_answer(planner, msgspec.msgpack.decode(data, type=PlanTask | None)))
+            )
         except BrokenPipeError:
             return
 
 
-def _answer(planner: Planner, task: PlanTask | None) -> Parts:
+def _answer(planner: Planner, task: PlanTask | None) -> PlanReply:
     try:
         if task is None:
             planner.warm()
-            return Parts()
-        book = planner.plan(task)
+            return PlanReply()
+        plan_result = planner.plan(task)
     except Exception as error:
-        return Parts(f"{type(error).__name__}: {error}")
+        return PlanReply(f"{type(error).__name__}: {error}")
     names = [member.info.node for member in task.members]
-    parts = {name: msgspec.Raw(encode_msgpack(part)) for name in names if (part := book.node_plan(name))}
-    return Parts("", book.revision, dict(book.remarks), parts)
+    parts = {name: msgspec.Raw(encode_msgpack(part)) for name in names if (part := plan_result.node_plan(name))}
+    return PlanReply("", plan_result.revision, dict(plan_result.diagnostics), parts)
 
 
 if __name__ == "__main__":

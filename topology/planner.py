@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import linprog
 
 from p2psync.topology.balance import balance
-from p2psync.topology.bound import EXACT, broadcast_bound
+from p2psync.topology.bound import EXACT_MAX_NODES, broadcast_bound
 from p2psync.topology.capacities import by_node, by_region
 from p2psync.topology.expand import expand
 from p2psync.topology.network import Floats, Ints, Network
@@ -26,39 +26,43 @@ from p2psync.topology.packing import pack
 from p2psync.topology.plan import Plan, demands, fullest_link, fullest_relay, predicted_makespan, usage
 from p2psync.topology.repair import repair, with_members, without_crowds
 from p2psync.topology.shallow import shallow_packing
-from p2psync.topology.two_hop_trees import stars
+from p2psync.topology.two_hop_trees import two_hop_trees
 
 #: Children of a node in one tree, at most, unless told otherwise.
-MOST_CHILDREN = 16
+DEFAULT_MAX_CHILDREN = 16
 #: Up to this many nodes are packed one by one where regions do not do.
-_BY_NODES = 128
+_BY_NODE_MAX_NODES = 128
 #: Plans are compared by the time that a payload takes: of so many bytes unless told otherwise, in chunks of about this
 #: part of it, and of these sizes at least and at most (bytes).
-PAYLOAD = 64 << 20
-_CHUNKS, _SMALLEST_CHUNK, _LARGEST_CHUNK = 256, 64 << 10, 256 << 10
+DEFAULT_PAYLOAD_BYTES = 64 << 20
+_CHUNKS_PER_PAYLOAD, _SMALLEST_CHUNK, _LARGEST_CHUNK = 256, 64 << 10, 256 << 10
 #: With less than this share of the highest rate a plan is none of the best, unless the payload is a smaller one.
-FULL_RATE = 0.97
+NEAR_BEST_SHARE = 0.97
 #: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
 #: nodes, since where there are many it is the uplinks that count.
-SOON, _FEW = 1.03, 32
+NEAR_BEST_TIME_FACTOR, _FEW_NODES = 1.03, 32
 #: Seconds one way within which every node may as well feed all others: over long ways a few thick flows are better.
-_CLOSE = 0.001
+_CLOSE_SECONDS = 0.001
 #: An old plan is kept while it has this share of the new one's rate; among a few nodes, who have soon found their new
 #: parents, while it has so much.
-KEPT_ABOVE, KEPT_AMONG_FEW = 0.95, 0.97
+KEEP_MIN_SHARE, KEEP_MIN_SHARE_FEW = 0.95, 0.97
 #: In one region, where uplinks alone count, a plan is also left once a relay is fuller than this and the fullest of the
 #: new one clearly is not (see `p2psync.topology.balance`): acknowledgements, and what is sent again, have no place in a
 #: plan. Among a few nodes of several regions the same goes for links, while nothing is on its way.
-CROWDED, _CLEARLY = 0.96, 0.95
+CROWDED_SHARE, _CLEARLY_LESS = 0.96, 0.95
 #: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
 #: node gets another parent, and all connections are warm.
-REWEIGHED = 1.025
+REWEIGH_FACTOR = 1.025
 #: The same two among a few nodes of several regions while nothing is on its way: then a better plan costs nobody time.
-KEPT_QUIET, REWEIGHED_QUIET = 0.985, 1.005
+KEEP_MIN_SHARE_IDLE, REWEIGH_FACTOR_IDLE = 0.985, 1.005
 
 
 def make_plan(
-    network: Network, *, most_children: int = MOST_CHILDREN, revision: int = 0, payload: int = PAYLOAD
+    network: Network,
+    *,
+    max_children: int = DEFAULT_MAX_CHILDREN,
+    revision: int = 0,
+    payload: int = DEFAULT_PAYLOAD_BYTES,
 ) -> Plan:
     """The best plan that is found. Nodes that cannot be reached are named in it, and in no tree.
 
@@ -70,13 +74,13 @@ def make_plan(
     network = network.only(reachable)
     if network.size < 2:
         return reaching_nobody(network, lost, revision)
-    slow = _slow(network, most_children)
-    plans = _by_regions(network, slow, most_children, payload)
+    slow = _slow(network, max_children)
+    plans = _plans_by_region(network, slow, max_children, payload)
     bound = broadcast_bound(network).rate
-    if network.size <= _BY_NODES and (
-        max(plan.lowest_rate for plan in plans) < (0.98 if network.size <= EXACT else 0.92) * bound
+    if network.size <= _BY_NODE_MAX_NODES and (
+        max(plan.lowest_rate for plan in plans) < (0.98 if network.size <= EXACT_MAX_NODES else 0.92) * bound
     ):
-        plans += _by_nodes(network, slow, most_children)
+        plans += _plans_by_node(network, slow, max_children)
     return replace(_best(plans, network, payload), bound=bound, unreachable=lost, revision=revision)
 
 
@@ -89,17 +93,17 @@ def reaching_nobody(network: Network, unreachable: tuple[str, ...] = (), revisio
 def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
     """The plan by which a payload should be everywhere first, of those that come near the highest rate."""
     highest = max(plan.lowest_rate for plan in plans)
-    best = _soonest(plans, FULL_RATE * highest, network, payload)
+    best = _soonest(plans, NEAR_BEST_SHARE * highest, network, payload)
     return replace(best, of_highest=best.lowest_rate / highest if highest else 1.0)
 
 
 def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -> Plan:
-    near = [plan for plan in plans if plan.lowest_rate >= enough or payload < PAYLOAD]
+    near = [plan for plan in plans if plan.lowest_rate >= enough or payload < DEFAULT_PAYLOAD_BYTES]
     timed = [(round(_time(plan, network, payload), 3), plan) for plan in near]
     timed.sort(key=lambda pair: pair[0])
-    if network.size > _FEW:
+    if network.size > _FEW_NODES:
         return timed[0][1]
-    soon = (plan for time, plan in timed if time <= SOON * timed[0][0])
+    soon = (plan for time, plan in timed if time <= NEAR_BEST_TIME_FACTOR * timed[0][0])
     if len(network.regions) == 1:
         # Of trees with two hops the root sees all that goes wrong: whoever passes its part on too slowly gets less.
         return min(soon, key=lambda plan: int(plan.depth.max()))
@@ -107,12 +111,12 @@ def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -
     # chunks wait, and at the end all that is late does. What was assumed of a link says nothing of its room.
     fullness = [(_fullest_known(plan, network), plan) for plan in soon]
     least = min(full for full, _ in fullness)
-    roomy = [plan for full, plan in fullness if full * _CLEARLY <= least]
+    roomy = [plan for full, plan in fullness if full * _CLEARLY_LESS <= least]
     return min(roomy, key=lambda plan: _crossings(plan, network))
 
 
 def _time(plan: Plan, network: Network, payload: int) -> float:
-    chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, payload // _CHUNKS))
+    chunk = min(_LARGEST_CHUNK, max(_SMALLEST_CHUNK, payload // _CHUNKS_PER_PAYLOAD))
     return predicted_makespan(plan, network, payload, chunk)
 
 
@@ -131,36 +135,39 @@ def replan(
     old: Plan,
     network: Network,
     *,
-    kept_above: float = 0.0,
-    most_children: int = MOST_CHILDREN,
-    payload: int = PAYLOAD,
-    quiet: bool = False,
+    keep_min_share: float = 0.0,
+    max_children: int = DEFAULT_MAX_CHILDREN,
+    payload: int = DEFAULT_PAYLOAD_BYTES,
+    idle: bool = False,
 ) -> Plan:
     """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
 
     Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves; the
-    trees are weighed anew where that pays. If that reaches `kept_above` of the new plan's rate (0: `KEPT_ABOVE`, or as
-    is usual among few), or has a small payload everywhere as much later at most, and no relay is crowded that need not
-    be, it is the plan; with its old revision if nothing in it changed. quiet: nothing is on its way.
+    trees are weighed anew where that pays. If that reaches `keep_min_share` of the new plan's rate (0:
+    `KEEP_MIN_SHARE`, or as is usual among few), or has a small payload everywhere as much later at most, and no relay
+    is crowded that need not be, it is the plan; with its old revision if nothing in it changed. quiet: nothing is on
+    its way.
     """
-    few = network.size <= _FEW
+    few = network.size <= _FEW_NODES
     # In one region the last percent is in relays that are all about as full, which other weights would crowd.
-    quiet = quiet and few and len(network.regions) > 1
-    reweighed = REWEIGHED_QUIET if quiet else REWEIGHED
-    kept_above = kept_above or (KEPT_ABOVE if not few else KEPT_QUIET if quiet else KEPT_AMONG_FEW)
-    new = make_plan(network, most_children=most_children, revision=old.revision + 1, payload=payload)
+    idle = idle and few and len(network.regions) > 1
+    reweighed = REWEIGH_FACTOR_IDLE if idle else REWEIGH_FACTOR
+    keep_min_share = keep_min_share or (
+        KEEP_MIN_SHARE if not few else KEEP_MIN_SHARE_IDLE if idle else KEEP_MIN_SHARE_FEW
+    )
+    new = make_plan(network, max_children=max_children, revision=old.revision + 1, payload=payload)
     if old.reaches_nobody and new.reaches_nobody and (old.names, old.unreachable) == (new.names, new.unreachable):
         return old
-    patched = _patched(old, network, new, most_children, reweighed)
+    patched = _patched(old, network, new, max_children, reweighed)
     if patched is None:
         return new
-    if payload < PAYLOAD:
-        worse = kept_above * _time(patched, network, payload) > _time(new, network, payload)
+    if payload < DEFAULT_PAYLOAD_BYTES:
+        worse = keep_min_share * _time(patched, network, payload) > _time(new, network, payload)
     else:
         # What was given up as the old one was made, for other merits, is not held against it now.
         highest = new.lowest_rate / new.of_highest
-        worse = patched.lowest_rate < kept_above * max(FULL_RATE, old.of_highest) * highest
-    if worse or _is_crowded(patched, new, network) or (quiet and _has_full_links(patched, new, network)):
+        worse = patched.lowest_rate < keep_min_share * max(NEAR_BEST_SHARE, old.of_highest) * highest
+    if worse or _is_crowded(patched, new, network) or (idle and _has_full_links(patched, new, network)):
         return new
     same = (
         patched.names == old.names
@@ -171,18 +178,18 @@ def replan(
 
 
 def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:
-    if len(network.regions) > 1 or network.size > _BY_NODES:
+    if len(network.regions) > 1 or network.size > _BY_NODE_MAX_NODES:
         return False
     fullest = fullest_relay(patched, network)
-    return fullest > CROWDED and _CLEARLY * fullest > fullest_relay(new, network)
+    return fullest > CROWDED_SHARE and _CLEARLY_LESS * fullest > fullest_relay(new, network)
 
 
 def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
     """Whether a link between regions is about full that clearly is not in the new plan, at about the same rate."""
-    if new.lowest_rate < KEPT_QUIET * patched.lowest_rate:
+    if new.lowest_rate < KEEP_MIN_SHARE_IDLE * patched.lowest_rate:
         return False
     fullest = _fullest_known(patched, network)
-    return fullest > CROWDED and _CLEARLY * fullest > _fullest_known(new, network)
+    return fullest > CROWDED_SHARE and _CLEARLY_LESS * fullest > _fullest_known(new, network)
 
 
 def _fullest_known(plan: Plan, network: Network) -> float:
@@ -201,7 +208,7 @@ def changed_places(old: Plan, new: Plan) -> float:
     return float((new_names[new.parents[:, ours]] != old_names[old.parents[:, theirs]]).mean())
 
 
-def _slow(network: Network, most_children: int) -> dict[str, float]:
+def _slow(network: Network, max_children: int) -> dict[str, float]:
     """Nodes whose own downlink is below what the rest could have, and what they take.
 
     The rest need not wait for them: they hang as leaves in all trees, and take what they can.
@@ -219,7 +226,7 @@ def _slow(network: Network, most_children: int) -> dict[str, float]:
     return {network.names[i]: float(network.down[i]) for i in np.flatnonzero(slow)}
 
 
-def _by_regions(network: Network, slow: dict[str, float], most_children: int, payload: int) -> list[Plan]:
+def _plans_by_region(network: Network, slow: dict[str, float], max_children: int, payload: int) -> list[Plan]:
     """Plans over regions: with trees from the linear program, and with shallow ones."""
     others = [i for i, name in enumerate(network.names) if name not in slow and i != network.trainer]
     most = float(min([network.up[network.trainer], *network.down[others]]))
@@ -231,40 +238,40 @@ def _by_regions(network: Network, slow: dict[str, float], most_children: int, pa
         capacities, kept = by_region(network, most, demand)
         packing = pack(capacities)
     plans = []
-    for stripes in _stripes(network):
+    for stripes in _stripe_counts(network):
         for trees in (packing, shallow_packing(capacities, packing, stripes)):
             if trees is None:
                 continue
-            parents, shares = expand(network, trees, kept, stripes=stripes, most_children=most_children, demand=demand)
-            parents = repair(network, parents, shares, packing.rate, demand, most_children)
-            parents = balance(network, parents, shares, packing.rate, demand, most_children)
+            parents, shares = expand(network, trees, kept, stripes=stripes, max_children=max_children, demand=demand)
+            parents = repair(network, parents, shares, packing.rate, demand, max_children)
+            parents = balance(network, parents, shares, packing.rate, demand, max_children)
             plans.append(_weighed(network, parents, shares, slow, demand, most))
-    close = len(network.regions) == 1 and network.delay[0, 0] <= _CLOSE
-    if (payload < PAYLOAD or close) and (flat := stars(network, slow, most_children)) is not None:
-        parents = repair(network, flat[0], flat[1], packing.rate, demand, most_children)
+    close = len(network.regions) == 1 and network.delay[0, 0] <= _CLOSE_SECONDS
+    if (payload < DEFAULT_PAYLOAD_BYTES or close) and (flat := two_hop_trees(network, slow, max_children)) is not None:
+        parents = repair(network, flat[0], flat[1], packing.rate, demand, max_children)
         plans.append(_plan(network, parents, flat[1], slow, most))
     return plans
 
 
-def _by_nodes(network: Network, slow: dict[str, float], most_children: int) -> list[Plan]:
+def _plans_by_node(network: Network, slow: dict[str, float], max_children: int) -> list[Plan]:
     """Plans over single nodes: one in which slow nodes are left behind by the others, and one in which nobody is."""
     plans = []
     for behind in [slow] if not slow else [slow, {}]:
         others = [i for i, name in enumerate(network.names) if name not in behind and i != network.trainer]
         most = float(min([network.up[network.trainer], *network.down[others]]))
-        packing = pack(replace(by_node(network, most), most_children=most_children))
+        packing = pack(replace(by_node(network, most), max_children=max_children))
         demand = demands(network, behind, max(packing.rate, 1e-9))
         parents, shares = np.stack(packing.trees), packing.weights / packing.rate
         order = np.argsort(-shares, kind="stable")
-        parents = without_crowds(parents, most_children)
-        parents = repair(network, parents, shares, packing.rate, demand, most_children)
+        parents = without_crowds(parents, max_children)
+        parents = repair(network, parents, shares, packing.rate, demand, max_children)
         plans.append(_weighed(network, parents[order], shares[order], behind, demand, most))
     return plans
 
 
-def _stripes(network: Network) -> list[int]:
+def _stripe_counts(network: Network) -> list[int]:
     """Trees over nodes to aim at: more split capacities more finely, and give each node more peers."""
-    if network.size <= _FEW:
+    if network.size <= _FEW_NODES:
         return [48, 12, 6] if len(network.regions) > 1 else [48]
     return [24] if network.size <= 256 else [16]
 
@@ -317,14 +324,14 @@ def _fitting(
         slow.popitem()
 
 
-def _patched(old: Plan, network: Network, new: Plan, most_children: int, reweighed: float) -> Plan | None:
+def _patched(old: Plan, network: Network, new: Plan, max_children: int, reweighed: float) -> Plan | None:
     """The old trees over the new plan's nodes; None if they have nothing to say about them."""
     if old.names[old.trainer] != new.names[new.trainer] or old.reaches_nobody or new.reaches_nobody:
         return None
     network = network.only(np.isin(network.names, new.names))
     demand = demands(network, new.slow, new.rate)
     parents = with_members(old.names, old.parents, network)
-    parents = repair(network, parents, old.shares, new.rate, demand, most_children)
+    parents = repair(network, parents, old.shares, new.rate, demand, max_children)
     # Who relays must keep up; who does not may be left behind.
     leaf = ~np.isin(np.arange(network.size), parents)
     relays = ~leaf

@@ -2,7 +2,7 @@
 
 Round-trip times are merged bottom up by average linkage, which one odd pair or one node halfway cannot chain together
 as it does single linkage; the tree is cut at its widest gap, as a ratio of heights, since distances of continents and
-of cities differ by factors. Times below `SAME_PLACE` all mean "here".
+of cities differ by factors. Times below `SAME_PLACE_SECONDS` all mean "here".
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from scipy.spatial.distance import squareform
 from p2psync.topology.network import Floats, Ints
 
 #: Seconds of round trip below which nothing is told apart: jitter of hosts and of the last mile.
-SAME_PLACE = 0.002
+SAME_PLACE_SECONDS = 0.002
 #: Seconds of round trip above which nodes are never one region, whatever the gaps.
-NEVER_NEAR = 0.040
+REGION_MAX_SECONDS = 0.040
 #: A gap counts if the next merge is this many times farther.
-_GAP = 1.6
+_GAP_FACTOR = 1.6
 #: How much a gap at a longer distance must be wider to be preferred: regions are as large as they may be.
-_LIKE = 0.7
+_FAR_GAP_PREFERENCE = 0.7
 #: Seconds that no round trip is below: what is 0 in a sparse matrix is not there.
-_LEAST = 1e-9
+_MIN_RTT_SECONDS = 1e-9
 
 
-def cluster(rtt: Floats, *, never_near: float = NEVER_NEAR) -> Ints:
+def cluster(rtt: Floats, *, never_near: float = REGION_MAX_SECONDS) -> Ints:
     """A label for each node, numbered by first appearance.
 
     rtt: nodes × nodes in seconds; nan where it was never measured. The lesser of the two directions counts (jitter only
@@ -41,7 +41,7 @@ def cluster(rtt: Floats, *, never_near: float = NEVER_NEAR) -> Ints:
         return np.zeros(n, np.int64)
     near = _completed(np.fmin(rtt, rtt.T))
     height = linkage(squareform(near, checks=False), method="average")
-    levels = np.maximum(height[:, 2], SAME_PLACE)
+    levels = np.maximum(height[:, 2], SAME_PLACE_SECONDS)
     labels = fcluster(height, _cut(levels, never_near), criterion="distance")
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[inverse].astype(np.int64)
@@ -55,7 +55,7 @@ def _cut(levels: Floats, never_near: float) -> float:
         if here > never_near:
             break
         gap = above / here
-        if gap >= _GAP and gap >= best * _LIKE:
+        if gap >= _GAP_FACTOR and gap >= best * _FAR_GAP_PREFERENCE:
             best, cut = max(best, gap), float(np.sqrt(here * above))
     return cut
 
@@ -69,9 +69,9 @@ def _completed(rtt: Floats) -> Floats:
     if not missing.any():
         return rtt
     far = np.where(known, rtt, np.inf)
-    apart = 10 * float(np.nanmax(np.where(known, rtt, np.nan), initial=NEVER_NEAR))
+    apart = 10 * float(np.nanmax(np.where(known, rtt, np.nan), initial=REGION_MAX_SECONDS))
     # Over many, since of many nodes two near ones may share none: 1,000 that each timed 48 others.
-    graph = csr_matrix(np.where(known & ~np.eye(len(rtt), dtype=bool), np.maximum(rtt, _LEAST), 0))
+    graph = csr_matrix(np.where(known & ~np.eye(len(rtt), dtype=bool), np.maximum(rtt, _MIN_RTT_SECONDS), 0))
     found = rtt.copy()
     for i in np.flatnonzero(missing.any(axis=1)):
         others, between = np.flatnonzero(missing[i]), np.flatnonzero(known[i])

@@ -12,10 +12,10 @@ from __future__ import annotations
 import numpy as np
 
 from p2psync.topology.network import Floats, Ints
-from p2psync.topology.packing import HOP, Capacities, Packing
+from p2psync.topology.packing import HOP_SECONDS, Capacities, Packing
 
 #: Regions that one sends to in a tree.
-_FAN = 6
+_FAN_OUT = 6
 
 
 def shallow_packing(capacities: Capacities, packing: Packing, stripes: int) -> Packing | None:
@@ -30,8 +30,8 @@ def shallow_packing(capacities: Capacities, packing: Packing, stripes: int) -> P
     # In units of one child in one tree.
     sends = np.minimum(capacities.up - packing.rate * capacities.inner, packing.rate * groups) * scale
     links = _links(capacities) * scale
-    gifts = _gifts(capacities, sends, links)
-    sends = _near(capacities, sends, 1.1 * stripes * (groups - 1))
+    transfers = _transfers(capacities, sends, links)
+    sends = _nearest_senders(capacities, sends, 1.1 * stripes * (groups - 1))
     trees = []
     for k in range(stripes):
         tree = _tree(capacities, _degrees(capacities.root, sends, stripes - k), sends, links)
@@ -42,7 +42,9 @@ def shallow_packing(capacities: Capacities, packing: Packing, stripes: int) -> P
         np.subtract.at(sends, tree[below], 1)
         np.subtract.at(links, (tree[below], below), 1)
     weights = np.full(stripes, packing.rate / stripes)
-    return Packing(trees, weights, {k: gift / scale for k, gift in gifts.items()}, packing.bound, packing.prices)
+    return Packing(
+        trees, weights, {k: transfer / scale for k, transfer in transfers.items()}, packing.bound, packing.prices
+    )
 
 
 def _links(capacities: Capacities) -> Floats:
@@ -54,29 +56,29 @@ def _links(capacities: Capacities) -> Floats:
     return found
 
 
-def _gifts(capacities: Capacities, sends: Floats, links: Floats) -> dict[tuple[int, int], float]:
+def _transfers(capacities: Capacities, sends: Floats, links: Floats) -> dict[tuple[int, int], float]:
     """What a region's uplinks cannot serve within it, the nearest with a surplus do; `sends` and `links` shrink.
 
     A third of each link is left for the trees.
     """
-    gifts: dict[tuple[int, int], float] = {}
+    transfers: dict[tuple[int, int], float] = {}
     for b in np.argsort(sends, kind="stable").tolist():
         for a in np.argsort(capacities.arcs[:, b], kind="stable").tolist():
             if sends[b] >= 0:
                 break
-            spare = sends[a] - (len(sends) / 8 if a == capacities.root else 0.0)
-            gift = float(min(-sends[b], spare, links[a, b] * 2 / 3))
-            if a != b and gift > 0:
-                gifts[a, b] = gift
-                sends[a] -= gift
-                sends[b] += gift
-                links[a, b] -= gift
-    return gifts
+            surplus = sends[a] - (len(sends) / 8 if a == capacities.root else 0.0)
+            transfer = float(min(-sends[b], surplus, links[a, b] * 2 / 3))
+            if a != b and transfer > 0:
+                transfers[a, b] = transfer
+                sends[a] -= transfer
+                sends[b] += transfer
+                links[a, b] -= transfer
+    return transfers
 
 
-def _near(capacities: Capacities, sends: Floats, need: float) -> Floats:
+def _nearest_senders(capacities: Capacities, sends: Floats, need: float) -> Floats:
     """What those regions send that are reached soonest, as many as have enough together; others send nothing."""
-    order = np.argsort(capacities.ways, kind="stable")
+    order = np.argsort(capacities.distances, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(np.maximum(0, sends[order]))[:-1]])
     found = np.zeros(len(sends))
     found[order] = np.where(before < need, sends[order], 0.0)
@@ -91,7 +93,7 @@ def _degrees(root: int, sends: Floats, stripes: int) -> Ints:
     degrees[root] = min(groups - 1, max(1, round(sends[root] / stripes)))
     missing = groups - 1 - int(degrees[root])
     order = [a for a in np.argsort(-sends, kind="stable").tolist() if a != root]
-    for fan in (_FAN, groups):
+    for fan in (_FAN_OUT, groups):
         for a in order:
             more = min(missing, max(0, min(fan, round(sends[a])) - int(degrees[a])))
             degrees[a] += more
@@ -105,7 +107,7 @@ def _tree(capacities: Capacities, degrees: Ints, sends: Floats, links: Floats) -
     Regions that send are hung first, the soonest reached first; then the others, those first that are reached last.
     """
     groups = len(degrees)
-    hop = np.where(links >= 0.5, capacities.arcs + HOP, np.inf)
+    hop = np.where(links >= 0.5, capacities.arcs + HOP_SECONDS, np.inf)
     parents = np.full(groups, -2, np.int64)
     parents[capacities.root] = -1
     when = np.full(groups, np.inf)
@@ -115,8 +117,8 @@ def _tree(capacities: Capacities, degrees: Ints, sends: Floats, links: Floats) -
     others = {*range(groups)} - senders - {capacities.root}
     while senders or others:
         waiting = sorted(senders or others)
-        ways = when[:, None] + np.where((left > 0)[:, None], hop[:, waiting], np.inf)
-        soonest = ways.min(axis=0)
+        distances = when[:, None] + np.where((left > 0)[:, None], hop[:, waiting], np.inf)
+        soonest = distances.min(axis=0)
         pick = int(soonest.argmin() if senders else soonest.argmax())
         if not np.isfinite(soonest[pick]):
             # Nobody with a part left can send there: whoever has most to send takes one more.
@@ -126,7 +128,7 @@ def _tree(capacities: Capacities, degrees: Ints, sends: Floats, links: Floats) -
             pick = int(able.any(axis=0).argmax())
             parent = int(np.where(able[:, pick], sends - degrees, -np.inf).argmax())
         else:
-            parent = int(ways[:, pick].argmin())
+            parent = int(distances[:, pick].argmin())
         child = waiting[pick]
         parents[child] = parent
         when[child] = when[parent] + hop[parent, child]

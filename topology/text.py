@@ -12,8 +12,8 @@ from p2psync.topology.network import Ints, Network
 from p2psync.topology.plan import LinkLoad, Plan, link_loads
 
 #: Ways across regions, and nodes that cannot be reached, that are shown.
-_WAYS = 12
-_UNREACHABLE = 12
+_MAX_ROUTES = 12
+_MAX_UNREACHABLE = 12
 
 
 def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
@@ -30,7 +30,7 @@ def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
         ("plan", f"{figures.rate:.1f} Mbit/s to {everyone}, {100 * figures.ratio:.1f} % of the bound"),
         ("makespan", f"{times}; never less than {_seconds(figures.least_makespan)}"),
         ("trainer", f"{figures.trainer} sends {figures.egress:.2f} copies"),
-        ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.most_children} children a node"),
+        ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.max_children} children a node"),
     ]
     if figures.slow:
         names = ", ".join(f"{name} {rate:g}" for name, rate in sorted(figures.slow.items())[:6])
@@ -43,21 +43,21 @@ def _unreachable(figures: PlanFigures) -> list[tuple[str, str]]:
     names = figures.unreachable
     if not names:
         return []
-    more = f" and {len(names) - _UNREACHABLE} more" if len(names) > _UNREACHABLE else ""
-    return [("unreachable", f"{len(names)} of {figures.nodes}: {', '.join(names[:_UNREACHABLE])}{more}")]
+    more = f" and {len(names) - _MAX_UNREACHABLE} more" if len(names) > _MAX_UNREACHABLE else ""
+    return [("unreachable", f"{len(names)} of {figures.nodes}: {', '.join(names[:_MAX_UNREACHABLE])}{more}")]
 
 
 def detail_lines(plan: Plan, network: Network, trees: int) -> Iterator[str]:
     """The ways across regions, the heaviest trees, and the load of every link. trees: how many are shown in full."""
-    ways = region_trees(plan, network)
+    routes = region_trees(plan, network)
     root = int(network.region[network.names.index(plan.names[plan.trainer])])
-    if ways[0][1]:
+    if routes[0][1]:
         yield "\nways across regions, and the share of all chunks that each carries"
-        for share, arcs in ways[:_WAYS]:
+        for share, arcs in routes[:_MAX_ROUTES]:
             for number, line in enumerate(region_tree_lines(arcs, network, root)):
                 yield (f"{100 * share:5.1f} %  " if number == 0 else " " * 9) + line
-        if len(ways) > _WAYS:
-            yield f"  … and {len(ways) - _WAYS} more"
+        if len(routes) > _MAX_ROUTES:
+            yield f"  … and {len(routes) - _MAX_ROUTES} more"
     for tree in range(min(trees, len(plan.shares))):
         yield f"\ntree {tree + 1}: {100 * plan.shares[tree]:.1f} % of all chunks"
         yield from (f"  {line}" for line in tree_lines(plan, tree))

@@ -13,7 +13,7 @@ import numpy as np
 from p2psync.topology.network import Floats, Ints, Network
 
 
-def stars(network: Network, behind: Iterable[str], most_children: int) -> tuple[Ints, Floats] | None:
+def two_hop_trees(network: Network, behind: Iterable[str], max_children: int) -> tuple[Ints, Floats] | None:
     """(parents: trees × nodes, -1 at the trainer; shares, summing to 1, by the uplinks of those who pass on).
 
     An uplink that was hardly used is known to be too low, rarely too high: none counts for more than the median.
@@ -22,7 +22,7 @@ def stars(network: Network, behind: Iterable[str], most_children: int) -> tuple[
     centres = (network.up > 0) & network.dialable & ~np.isin(network.names, list(behind))
     centres[network.trainer] = False
     passing = np.flatnonzero(centres)
-    if not len(passing) or network.size - 2 > most_children:
+    if not len(passing) or network.size - 2 > max_children:
         return None
     parents = np.repeat(passing[:, None], network.size, axis=1)
     parents[np.arange(len(passing)), passing] = network.trainer

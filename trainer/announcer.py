@@ -13,7 +13,7 @@ from collections.abc import Callable
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
@@ -44,9 +44,9 @@ class Announcer:
         """withdraw: stops serving a manifest (32 bytes) that is about to be removed. own_nonce: see
         `HubService.own_nonce`; "" where the hub is another process."""
         self.fenced: FencedError | None = None
-        #: Goes with the next announcement: see `Announce.remark`.
-        self.remark = ""
-        self._beside: list[str] | None = None
+        #: Goes with the next announcement: see `Announce.note`.
+        self.note = ""
+        self._co_publishers: list[str] | None = None
         self._beside_told: list[str] | None = None
         self._hub = hub
         self._key = key
@@ -82,8 +82,8 @@ class Announcer:
         self.wake()
 
     def publish_with(self, nodes: list[str]) -> None:
-        """These nodes have some of every version's chunks, and this one the rest: see `Announce.beside`."""
-        self._beside = nodes
+        """These nodes have some of every version's chunks, and this one the rest: see `Announce.co_publishers`."""
+        self._co_publishers = nodes
         self.wake()
 
     def lineage(self, *, whole: bool = True) -> list[Announcement]:
@@ -124,14 +124,16 @@ class Announcer:
         before, self._view = self._view, view
         same_run = view.run == self._state.run
         if same_run and view.epoch > self._state.epoch:
-            self._fence(FencedError(f"another trainer took this run over: {line_of(view.claim)}; this one stops"))
+            self._fence(
+                FencedError(f"another trainer took this run over: {printable_line(view.claim)}; this one stops")
+            )
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
             self._known_at_hub.clear()
             self._taken_back.clear()
             self._beside_told = self._token = None
         elif view.run and not same_run and self._token is not None:
-            self._fence(FencedError(f"another run took the hub over: {line_of(view.claim)}; this trainer stops"))
+            self._fence(FencedError(f"another run took the hub over: {printable_line(view.claim)}; this trainer stops"))
         if same_run and view.epoch <= self._state.epoch:
             self._foreign = {id for id in self._shown() if self._store.get(bytes.fromhex(id)) is None}
             self._taken_back &= self._foreign
@@ -171,14 +173,14 @@ class Announcer:
         known = sorted(gone & (self._known_at_hub | shown) | foreign)
         # What the hub never heard of goes at once: while it is away, the disk must not fill.
         await self._remove([a for a in retire if a.id not in known])
-        if new or known or self._beside != self._beside_told:
+        if new or known or self._co_publishers != self._beside_told:
             # In rising order of versions: followers count as gone only what the head has passed.
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
             manifests = [pack.signed.to_bytes() for pack in packs if pack is not None]
-            beside = self._beside
-            await self._hub.announce(token, manifests, known, self.remark, beside)
-            self._beside_told = beside
+            co_publishers = self._co_publishers
+            await self._hub.announce(token, manifests, known, self.note, co_publishers)
+            self._beside_told = co_publishers
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone | foreign
             self._taken_back |= foreign

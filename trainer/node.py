@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.arguments import as_directory, as_private_key
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
-from p2psync.membership.epochs import DRAWN_BITS
+from p2psync.membership.epochs import RANDOM_BITS
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
@@ -32,7 +32,7 @@ from p2psync.membership.runs import run_name
 from p2psync.net.addresses import advertised_hosts, listen_host, url_of
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.net.listening import announce, local_host, reachable_host
+from p2psync.net.listening import announced_hosts, local_host, reachable_host
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
@@ -171,8 +171,8 @@ class TrainerNode:
         self._store = store = await asyncio.to_thread(Store, config.store / "packs")
         run_file = config.store / "run.json"
         found = load_run(run_file, store, self._tell)
-        for remark in store.remarks:
-            self._tell(remark)
+        for note in store.remarks:
+            self._tell(note)
         if config.supersede:
             found = found.superseding(config.supersede, int(time.time() * 1000), os.urandom(10))
         self._versions = versions = await asyncio.to_thread(self._maker or self._own_maker, store, found.run)
@@ -180,7 +180,7 @@ class TrainerNode:
         if config.hub_url is None:
             await self._embed_hub(trusted, host, advertised)
         self._client = client = self._client or HubClient(self.local_hub_url, config.token)
-        first, further = announce(host, advertised, HUB_HOST if self.hub is not None else "")
+        first, further = announced_hosts(host, advertised, HUB_HOST if self.hub is not None else "")
         info = NodeInfo(
             node=found.node, role="trainer", region=config.region, host=first, port=config.port, further=further
         )
@@ -199,7 +199,7 @@ class TrainerNode:
         )
         await runner.listen(host, config.port)
         self._view = await self._from_hub(client.view)
-        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
+        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(RANDOM_BITS))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         self._elsewhere = Elsewhere(state.run, state.epoch)
@@ -427,7 +427,7 @@ class TrainerNode:
             made.encode_seconds,
             made.apply_seconds,
         )
-        self.announcer.remark = f"profile {choice.profile}: {choice.why}"
+        self.announcer.note = f"profile {choice.profile}: {choice.why}"
         if choice.profile != self._profile:
             self._profile = choice.profile
             self._emit(ProfileChosen(choice.profile, choice.why, {f.profile: f.seconds for f in choice.forecasts}))

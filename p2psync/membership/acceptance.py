@@ -15,12 +15,12 @@ from p2psync.membership.records import Member
 from p2psync.protocol.versions import Position
 
 #: Seconds after a first refusal that actors which neither run nor refuse a version are waited for.
-PATIENCE = 10.0
+REFUSAL_WAIT_SECONDS = 10.0
 #: Without any refusal, so many times as long is waited as any version took until an actor ran it, and so many seconds
 #: at least: slow links are no fault.
-TIMES, LEAST_WAIT = 10.0, 120.0
+COMMIT_WAIT_FACTOR, COMMIT_WAIT_MIN_SECONDS = 10.0, 120.0
 #: Versions that no actor runs yet of which refusals count; an actor that is behind refuses an earlier one.
-MOST_OPEN = 256
+MAX_OPEN_VERSIONS = 256
 
 
 class Acceptance:
@@ -47,10 +47,10 @@ class Acceptance:
             self._since, self._refused_at = now, float("inf")
         self._live = position
         self._open[position.digest.hex()] = None
-        if len(self._open) > MOST_OPEN:
+        if len(self._open) > MAX_OPEN_VERSIONS:
             del self._open[next(iter(self._open))]
 
-    def look(self, members: Iterable[Member], now: float) -> str | None:
+    def check(self, members: Iterable[Member], now: float) -> str | None:
         """Look at the members; returns, once for each version, why it is to be replaced: the first part of a line."""
         actors = [member for member in members if member.info.role == "actor"]
         run = {actor.digest for actor in actors} & self._open.keys()
@@ -70,12 +70,12 @@ class Acceptance:
         refusing = sum(actor.rejected in self._open for actor in actors)
         if refusing:
             self._refused_at = min(self._refused_at, now)
-            if refusing == len(actors) or now - self._refused_at >= PATIENCE:
+            if refusing == len(actors) or now - self._refused_at >= REFUSAL_WAIT_SECONDS:
                 return (
                     f"version {number} is run by none of {len(actors)} actors, {refusing} found other bits than signed"
                 )
         elif actors and self._slowest is not None:
             waited = now - self._since
-            if waited >= max(LEAST_WAIT, TIMES * self._slowest):
+            if waited >= max(COMMIT_WAIT_MIN_SECONDS, COMMIT_WAIT_FACTOR * self._slowest):
                 return f"version {number} is run by none of {len(actors)} actors after {waited:.0f} s"
         return None

@@ -47,7 +47,7 @@ class ChangeLog:
         return names
 
 
-def put_together(before: View | None, view: View) -> View:
+def merge_views(before: View | None, view: View) -> View:
     """The whole view, from one that may tell only what changed since `before`.
 
     Raises `FormatError` if that is not what it goes on from.

@@ -11,15 +11,15 @@ from __future__ import annotations
 #: The second (Unix time) from which epochs count: the start of 2025, so that epochs stay short.
 EPOCH_ZERO = 1735689600
 #: Bits of an epoch below the seconds. All together stay below 2^53, the hub's bound, until the year 2297.
-DRAWN_BITS = 20
+RANDOM_BITS = 20
 #: No time makes a higher epoch: a clock that is centuries ahead leaves room for the claims after it.
 _MOST = 1 << 52
 
 
-def next_epoch(own: int, known: int, unix_seconds: float, drawn: int) -> int:
+def next_epoch(own: int, known: int, unix_seconds: float, random_bits: int) -> int:
     """The epoch to claim. own: the last one that this store used; known: what the hub knows of the run, 0: nothing.
 
-    drawn: `DRAWN_BITS` random bits.
+    drawn: `RANDOM_BITS` random bits.
     """
-    timed = (max(0, int(unix_seconds) - EPOCH_ZERO) << DRAWN_BITS) | (drawn & ((1 << DRAWN_BITS) - 1))
+    timed = (max(0, int(unix_seconds) - EPOCH_ZERO) << RANDOM_BITS) | (random_bits & ((1 << RANDOM_BITS) - 1))
     return max(own + 1, known + 1, min(timed, _MOST))

@@ -23,16 +23,16 @@ import msgspec
 from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
 from p2psync.membership.changes import ChangeLog
 from p2psync.membership.checks import (
-    check_beside,
+    check_co_publishers,
     check_info,
-    check_remark,
+    check_note,
     check_running,
     is_hex,
 )
 from p2psync.membership.fencing import Claimant, Fence
-from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable, running
-from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
-from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
+from p2psync.membership.leases import MAX_MEMBERS, EndedLease, HeldLease, LeaseTable, running
+from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Lineage, LineageEntry, lineage_entry
+from p2psync.membership.planning import PlanResult, PlanScheduler, PlanTask
 from p2psync.membership.records import (
     DEFAULT_TTL,
     Announce,
@@ -43,22 +43,22 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
-    Measures,
     Member,
     MemberAge,
+    NodeStatistics,
     Renew,
     Status,
     View,
 )
-from p2psync.membership.renewal import Told, take
+from p2psync.membership.renewal import ParsedRenewal, check_renewal
 from p2psync.membership.runs import run_name
-from p2psync.membership.suspicion import Doubts
+from p2psync.membership.suspicion import SuspicionTable
 from p2psync.protocol.manifest import open_signed
 from p2psync.protocol.plan import NodePlan, outside
 
 #: Among so many members it is looked, at each acknowledgement, whether nothing is on its way any more; among more,
 #: plans are not changed for that.
-_FEW = 64
+_SETTLED_MAX_MEMBERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,8 @@ class HubConfig:
     max_manifest_bytes: int = MAX_MANIFEST_BYTES
     inline_bytes: int = 64 << 10
     inline_total: int = 512 << 10
-    news_most: int = 8
-    news_bytes: int = 48 << 10
+    new_manifests_max: int = 8
+    new_manifests_bytes: int = 48 << 10
 
     def __post_init__(self) -> None:
         if any(len(key) != 32 for key in self.trusted):
@@ -99,20 +99,20 @@ class HubCore:
         self.config = config
         self.instance = instance
         self._revision = 0
-        self._news = 0
-        self._acknowledged = 0
+        self._urgent_revision = 0
+        self._acknowledgements = 0
         self._leases = LeaseTable(config.ttl, config.max_members)
-        self._doubts = Doubts()
+        self._suspicion = SuspicionTable()
         self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl, embedded=config.embedded)
         #: Until then the claimant holds the hub without a lease: it has claimed and not joined yet (seconds).
         self._held_until = 0.0
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
-        self._planning = PlanKeeper()
-        self._ended: list[Ended] = []
+        self._planning = PlanScheduler()
+        self._ended: list[EndedLease] = []
         self._nodes_changed = ChangeLog()
         self._manifests_changed = ChangeLog()
-        self._remark = ""
-        self._beside: frozenset[str] = frozenset()
+        self._note = ""
+        self._co_publishers: frozenset[str] = frozenset()
 
     @property
     def revision(self) -> int:
@@ -120,14 +120,14 @@ class HubCore:
         return self._revision
 
     @property
-    def news(self) -> int:
+    def urgent_revision(self) -> int:
         """The revision at which claim or lineage last changed: what nodes wait for most."""
-        return self._news
+        return self._urgent_revision
 
     @property
-    def acknowledged(self) -> int:
+    def acknowledgements(self) -> int:
         """Rises whenever some member runs another version than before."""
-        return self._acknowledged
+        return self._acknowledgements
 
     @property
     def claimant(self) -> Claimant | None:
@@ -161,38 +161,38 @@ class HubCore:
         ended = self._leases.join(lease, member, now)
         if ended is not None:
             self._ended.append(ended)
-            self.is_there(ended.lease, now)
+            self.heard_from(ended.lease, now)
         if earlier is None or earlier.info != info:
             self._members_changed([info.node], now)
         elif earlier != member:
-            self._acknowledged += 1
+            self._acknowledgements += 1
         return self.lease(lease)
 
-    def renew(self, request: Renew | Told, *, now: float) -> Lease:
+    def renew(self, request: Renew | ParsedRenewal, *, now: float) -> Lease:
         """Renew a lease, and note of what its holder runs and measured as much as is within bounds.
 
         Raises `LeaseError` if it has ended, and nothing else: what cannot be taken is named in `Lease.refused`.
         """
-        told = request if isinstance(request, Told) else take(request)
+        renewal = request if isinstance(request, ParsedRenewal) else check_renewal(request)
         self._sweep(now)
-        before = self._leases.holder(told.lease, now).member
-        version, digest, run, epoch = told.running or running(before)
-        fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
+        before = self._leases.holder(renewal.lease, now).member
+        version, digest, run, epoch = renewal.running or running(before)
+        fetch_rate = before.fetch_rate if renewal.fetch_rate is None else renewal.fetch_rate
         after = self._leases.renew(
-            *(told.lease, version, digest, now, fetch_rate, told.measures),
+            *(renewal.lease, version, digest, now, fetch_rate, renewal.statistics),
             run=run,
             epoch=epoch,
-            waits=told.waits,
-            rejected=told.rejected,
+            waits=renewal.waits,
+            rejected=renewal.rejected,
         )
-        self.is_there(told.lease, now)
-        if told.measures is not None:
-            self._planning.measured(after.info.node, told.measures, now)
+        self.heard_from(renewal.lease, now)
+        if renewal.statistics is not None:
+            self._planning.measured(after.info.node, renewal.statistics, now)
         if running(after) != running(before):
-            self._acknowledged += 1
-            if len(self) <= _FEW and self._all_run_head(self._leases.members()):
+            self._acknowledgements += 1
+            if len(self) <= _SETTLED_MAX_MEMBERS and self._all_run_head(self._leases.members()):
                 self._planning.settled(now)
-        return self.lease(told.lease, told.refusal)
+        return self.lease(renewal.lease, renewal.refusal)
 
     def leave(self, request: Leave, *, now: float) -> None:
         """End a lease. Raises `LeaseError` if it has ended before."""
@@ -201,31 +201,31 @@ class HubCore:
         self._ended.append(ended)
         if self.claimant is not None and ended.member.info.node == self.claimant.node:
             self._held_until = now
-        self._doubts.heard(request.lease)
+        self._suspicion.refute(request.lease)
         self._members_changed([ended.member.info.node], now, gone=True)
 
-    def is_there(self, lease: str, now: float) -> bool:
+    def heard_from(self, lease: str, now: float) -> bool:
         """Who holds `lease`, if anybody does, is heard of. Returns whether it was missing, so that a plan is due."""
-        was_missing = self._doubts.heard(lease)
+        was_missing = self._suspicion.refute(lease)
         if was_missing:
             self._planning.members_changed(len(self), now)
         return was_missing
 
-    def broke_off(self, lease: str, now: float) -> None:
+    def suspect(self, lease: str, now: float) -> None:
         """A poll under this lease ended before it was answered. If its holder does not come back soon, plans are made
         without it, long before the lease ends: it was killed, most likely."""
         if self._leases.is_held(lease):
-            self._doubts.broke_off(lease, now)
+            self._suspicion.suspect(lease, now)
 
     def lease(self, lease: str, refused: str = "") -> Lease:
         """What a holder of `lease` is told: its length, and the revision as it is now. refused: see `Lease`."""
         return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision, refused=refused)
 
-    def holder(self, lease: str, now: float) -> Held:
+    def holder(self, lease: str, now: float) -> HeldLease:
         """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
         return self._leases.holder(lease, now)
 
-    def expire(self, now: float) -> list[Ended]:
+    def expire(self, now: float) -> list[EndedLease]:
         """End leases whose time is up, and return all that ended since the last call: expired, left or replaced."""
         self._sweep(now)
         ended, self._ended = self._ended, []
@@ -233,7 +233,7 @@ class HubCore:
 
     def next_expiry(self) -> float | None:
         """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
-        times = self._leases.next_expiry(), self._doubts.next()
+        times = self._leases.next_expiry(), self._suspicion.next()
         return min((time for time in times if time is not None), default=None)
 
     def challenge(self, *, nonce: str, now: float) -> Challenge:
@@ -258,11 +258,11 @@ class HubCore:
         if earlier is not None and earlier.run != request.run:
             self._lineage.clear()
             self._manifests_changed.forget(self._revision + 1)
-            self._remark = ""
+            self._note = ""
         if changed:
             self._tell()
         if earlier is None or earlier.node != request.node:
-            self._beside = frozenset()
+            self._co_publishers = frozenset()
             self._planning.members_changed(len(self), now)
         return Claimed(token=token, epoch=request.epoch)
 
@@ -283,9 +283,9 @@ class HubCore:
             raise LineageFullError(f"more than {limit} manifests in one announcement; announce fewer")
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
-        check_remark(request.remark)
-        if request.beside is not None:
-            check_beside(request.beside)
+        check_note(request.note)
+        if request.co_publishers is not None:
+            check_co_publishers(request.co_publishers)
         entries = [self._open(data, claimant) for data in request.manifests]
         changes = self._lineage.update(entries, request.retire)
         if changes:
@@ -293,9 +293,9 @@ class HubCore:
             for manifest_id in changes:
                 self._manifests_changed.add(self._revision, manifest_id)
             self._planning.announced(self._lineage.payload, now)
-        self._remark = request.remark or self._remark
-        if request.beside is not None and self._beside != set(request.beside):
-            self._beside = frozenset(request.beside)
+        self._note = request.note or self._note
+        if request.co_publishers is not None and self._co_publishers != set(request.co_publishers):
+            self._co_publishers = frozenset(request.co_publishers)
             self._planning.members_changed(len(self), 0.0)  # at once
         return Announced(revision=self._revision)
 
@@ -311,7 +311,7 @@ class HubCore:
         config = self.config
         if known < 0:
             return self._view(config.max_manifests, config.inline_bytes, config.inline_total)
-        return self._view(self.news_after(known), config.news_bytes, config.news_bytes)
+        return self._view(self.new_manifests_after(known), config.new_manifests_bytes, config.new_manifests_bytes)
 
     def changes(self, known: int) -> View | None:
         """What is new at this revision to one who knows an earlier one of this instance; None where that must be told
@@ -321,7 +321,9 @@ class HubCore:
             return None
         found = [self._leases.of_node(node) for node in sorted(nodes)]
         members = [member for member in found if member is not None]
-        whole = self._view(self.news_after(known), self.config.news_bytes, self.config.news_bytes, members)
+        whole = self._view(
+            self.new_manifests_after(known), self.config.new_manifests_bytes, self.config.new_manifests_bytes, members
+        )
         return msgspec.structs.replace(
             whole,
             lineage=[a for a in whole.lineage if a.id in manifests],
@@ -330,13 +332,13 @@ class HubCore:
             retired=sorted(id for id in manifests if id not in self._lineage),
         )
 
-    def news_after(self, known: int) -> int:
+    def new_manifests_after(self, known: int) -> int:
         """How many manifests are inlined at most for one who knows this revision: who gets as many gets the same."""
-        return self._lineage.newer(known, self.config.news_most)
+        return self._lineage.newer(known, self.config.new_manifests_max)
 
-    def measures(self) -> dict[str, Measures]:
+    def statistics(self) -> dict[str, NodeStatistics]:
         """What members last told of their network, by node."""
-        return {held.member.info.node: held.measures for held in self._leases.held() if held.measures is not None}
+        return {held.member.info.node: held.statistics for held in self._leases.held() if held.statistics is not None}
 
     def next_plan(self) -> float:
         """When `begin_plan` is due next (seconds); inf while none is wanted."""
@@ -348,13 +350,15 @@ class HubCore:
             return None
         self._sweep(now)
         trainer = None if self._fence.claimant is None else self._fence.claimant.node
-        there = [held.member for held in self._leases.held() if held.lease not in self._doubts]
+        there = [held.member for held in self._leases.held() if held.lease not in self._suspicion]
         there.sort(key=lambda member: member.info.node)
-        return self._planning.begin(trainer, there, self.measures(), now, self._beside, self._all_run_head(there))
+        return self._planning.begin(
+            trainer, there, self.statistics(), now, self._co_publishers, self._all_run_head(there)
+        )
 
-    def plan_made(self, book: PlanBook, now: float) -> None:
+    def plan_made(self, plan_result: PlanResult, now: float) -> None:
         """The plan that was begun: shown from now on, if it is another one than before."""
-        if self._planning.made(book, now):
+        if self._planning.made(plan_result, now):
             self._revision += 1
 
     def plan_failed(self, message: str, now: float) -> bool:
@@ -367,16 +371,16 @@ class HubCore:
         Raises `LeaseError` if the lease has ended, `HubError` before the first plan.
         """
         node = self._leases.holder(lease, now).member.info.node
-        book = self._planning.book
-        if book is None:
+        plan_result = self._planning.plan_result
+        if plan_result is None:
             raise HubError("there is no plan yet; go on without, and look at the view")
-        return book.node_plan(node) or outside(book.revision)
+        return plan_result.node_plan(node) or outside(plan_result.revision)
 
     def status(self, now: float, started: float) -> Status:
         """The view and everyone's age at `now`, for people. started: when the hub started, on the clock of `now`."""
         ages = [_age(held, now) for held in self._leases.held()]
         ages.sort(key=lambda age: age.node)
-        return Status(view=self._view(0, 0, 0), uptime=now - started, ages=ages, remark=self._remark)
+        return Status(view=self._view(0, 0, 0), uptime=now - started, ages=ages, note=self._note)
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -418,15 +422,15 @@ class HubCore:
 
     def _tell(self) -> None:
         self._revision += 1
-        self._news = self._revision
+        self._urgent_revision = self._revision
 
     def _sweep(self, now: float) -> None:
         expired = self._leases.expire(now)
         self._ended.extend(expired)
-        self._doubts.ended(ended.lease for ended in expired)
+        self._suspicion.ended(ended.lease for ended in expired)
         if expired:
             self._members_changed([ended.member.info.node for ended in expired], now, gone=True)
-        if self._doubts.sweep(now):
+        if self._suspicion.sweep(now):
             self._planning.members_changed(len(self), now, gone=True)
 
     def _members_changed(self, nodes: Sequence[str], now: float, *, gone: bool = False) -> None:
@@ -445,7 +449,7 @@ class HubCore:
             if member.info.role != "trainer" and member.info.node != trainer
         )
 
-    def _open(self, data: bytes, claimant: Claimant) -> Entry:
+    def _open(self, data: bytes, claimant: Claimant) -> LineageEntry:
         manifest, signed = open_signed(data, self.config.trusted)
         if manifest.run != claimant.run:
             raise ReplayError(
@@ -455,16 +459,16 @@ class HubCore:
             raise UsageError(
                 f"a manifest of epoch {manifest.epoch} under a claim of epoch {claimant.epoch}; claim that epoch first"
             )
-        return entry_of(manifest, signed.id, data, self._revision + 1)
+        return lineage_entry(manifest, signed.id, data, self._revision + 1)
 
 
-def _age(held: Held, now: float) -> MemberAge:
-    told = held.measures if held.measures is not None else Measures()
+def _age(held: HeldLease, now: float) -> MemberAge:
+    renewal = held.statistics if held.statistics is not None else NodeStatistics()
     return MemberAge(
         node=held.member.info.node,
         joined=now - held.joined,
         heard=now - held.heard,
-        up=told.up,
-        down=told.down,
+        up=renewal.up,
+        down=renewal.down,
         waits=held.waits,
     )

@@ -13,14 +13,14 @@ import msgspec
 
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
-from p2psync.membership.records import DEFAULT_TTL, Measures, Member
+from p2psync.membership.records import DEFAULT_TTL, Member, NodeStatistics
 
 #: Members that one table holds unless told otherwise.
 MAX_MEMBERS = 16384
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedLease:
     """A lease that is no more. replaced: the node joined again, so whatever held the earlier lease is gone."""
 
     lease: str
@@ -29,7 +29,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldLease:
     """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds).
 
     measures: what its holder last told of its network; None: nothing yet. waits: see `MemberAge`.
@@ -39,7 +39,7 @@ class Held:
     member: Member
     joined: float
     heard: float
-    measures: Measures | None = None
+    statistics: NodeStatistics | None = None
     waits: str = ""
 
 
@@ -60,14 +60,14 @@ class LeaseTable:
             raise UsageError(f"a lease of {ttl} s for {max_members} members: both must be above 0")
         self.ttl = ttl
         self.max_members = max_members
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLease] = {}
         self._by_node: dict[str, str] = {}
         self._deadlines = Deadlines()
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def join(self, lease: str, member: Member, now: float) -> Ended | None:
+    def join(self, lease: str, member: Member, now: float) -> EndedLease | None:
         """Grant `lease`, an id never used before. Returns the node's earlier lease, which ends here.
 
         Call `expire(now)` first: leases that have ended but are not swept count as members. Raises `HubError` when the
@@ -81,9 +81,9 @@ class LeaseTable:
             raise HubError(
                 f"the hub is full with {self.max_members} members; wait for one to leave, or raise its limit"
             )
-        ended = None if earlier is None else Ended(earlier, self._drop(earlier).member, "replaced")
+        ended = None if earlier is None else EndedLease(earlier, self._drop(earlier).member, "replaced")
         self._by_node[node] = lease
-        self._hold(Held(lease, member, now, now))
+        self._hold(HeldLease(lease, member, now, now))
         return ended
 
     def renew(
@@ -93,7 +93,7 @@ class LeaseTable:
         digest: str,
         now: float,
         fetch_rate: int = 0,
-        measures: Measures | None = None,
+        statistics: NodeStatistics | None = None,
         *,
         run: str = "",
         epoch: int = 0,
@@ -105,7 +105,7 @@ class LeaseTable:
         measures: None leaves those told before. Raises `LeaseError` if it has ended.
         """
         held = self.holder(lease, now)
-        told = msgspec.structs.replace(
+        reported = msgspec.structs.replace(
             held.member,
             version=version,
             digest=digest,
@@ -114,16 +114,18 @@ class LeaseTable:
             fetch_rate=fetch_rate,
             rejected=rejected,
         )
-        member = held.member if held.member == told else told
-        self._hold(Held(lease, member, held.joined, now, held.measures if measures is None else measures, waits))
+        member = held.member if held.member == reported else reported
+        self._hold(
+            HeldLease(lease, member, held.joined, now, held.statistics if statistics is None else statistics, waits)
+        )
         return member
 
-    def leave(self, lease: str, now: float) -> Ended:
+    def leave(self, lease: str, now: float) -> EndedLease:
         """End `lease`. Raises `LeaseError` if it has ended before."""
         self.holder(lease, now)
-        return Ended(lease, self._drop(lease).member, "left")
+        return EndedLease(lease, self._drop(lease).member, "left")
 
-    def holder(self, lease: str, now: float) -> Held:
+    def holder(self, lease: str, now: float) -> HeldLease:
         """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
         held = self._held.get(lease)
         if held is None or now >= held.heard + self.ttl:
@@ -139,9 +141,9 @@ class LeaseTable:
         lease = self._by_node.get(node)
         return None if lease is None else self._held[lease].member
 
-    def expire(self, now: float) -> list[Ended]:
+    def expire(self, now: float) -> list[EndedLease]:
         """End and return the leases whose time is up at `now`, in the order of their ends."""
-        return [Ended(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
+        return [EndedLease(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
 
     def next_expiry(self) -> float | None:
         """When the next lease ends unless it is renewed (seconds), None if there is none."""
@@ -151,15 +153,15 @@ class LeaseTable:
         """All members, sorted by node."""
         return [self._held[self._by_node[node]].member for node in sorted(self._by_node)]
 
-    def held(self) -> list[Held]:
+    def held(self) -> list[HeldLease]:
         """All leases, in no order."""
         return list(self._held.values())
 
-    def _hold(self, held: Held) -> None:
+    def _hold(self, held: HeldLease) -> None:
         self._held[held.lease] = held
         self._deadlines.set(held.lease, held.heard + self.ttl)
 
-    def _drop(self, lease: str) -> Held:
+    def _drop(self, lease: str) -> HeldLease:
         held = self._held.pop(lease)
         self._deadlines.discard(lease)
         if self._by_node.get(held.member.info.node) == lease:

@@ -18,7 +18,7 @@ MAX_MANIFESTS, MAX_MANIFEST_BYTES = 4096, 1 << 30
 
 
 @dataclass(frozen=True)
-class Entry:
+class LineageEntry:
     """One announced manifest: in short, and as the bytes that travel. since: the first revision that shows it."""
 
     announcement: Announcement
@@ -27,7 +27,7 @@ class Entry:
 
 
 @dataclass
-class _Points:
+class _KnownVersions:
     """What is known of the versions of each epoch: one manifest per step, one digest per version."""
 
     steps: dict[tuple[int, int | None, int], str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Lineage:
     def __init__(self, max_manifests: int = MAX_MANIFESTS, max_bytes: int = MAX_MANIFEST_BYTES) -> None:
         self._max_manifests = max_manifests
         self._max_bytes = max_bytes
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, LineageEntry] = {}
         #: The newest version of the highest epoch, None before any: after a fork the later trainer's word counts.
         self.head: int | None = None
         #: Bytes that bring who keeps up to the newest version: the smallest way there; 0 before any.
@@ -80,7 +80,7 @@ class Lineage:
         """Forget all: another run has begun."""
         self._hold({})
 
-    def update(self, add: Iterable[Entry], retire: Iterable[str]) -> list[str]:
+    def update(self, add: Iterable[LineageEntry], retire: Iterable[str]) -> list[str]:
         """Retire, then add; all or nothing. Ids that are known or unknown already are passed over. Returns those that
         came or went.
 
@@ -90,7 +90,7 @@ class Lineage:
         entries = dict(self._entries)
         for manifest_id in retire:
             entries.pop(manifest_id, None)
-        points = _Points()
+        points = _KnownVersions()
         for entry in entries.values():
             points.add(entry.announcement)
         for entry in add:
@@ -126,14 +126,14 @@ class Lineage:
             shown.append(announcement)
         return shown[::-1]
 
-    def _hold(self, entries: dict[str, Entry]) -> None:
+    def _hold(self, entries: dict[str, LineageEntry]) -> None:
         self._entries = entries
         shown = [entry.announcement for entry in entries.values()]
         newest = max(((a.epoch, a.version) for a in shown), default=None)
         self.head = newest[1] if newest is not None else None
         self.payload = min((a.payload_bytes for a in shown if (a.epoch, a.version) == newest), default=0)
 
-    def _check_bounds(self, entries: dict[str, Entry]) -> None:
+    def _check_bounds(self, entries: dict[str, LineageEntry]) -> None:
         nbytes = sum(len(entry.data) for entry in entries.values())
         if len(entries) > self._max_manifests or nbytes > self._max_bytes:
             raise LineageFullError(
@@ -142,12 +142,12 @@ class Lineage:
             )
 
 
-def entry_of(manifest: Manifest, manifest_id: bytes, data: bytes, since: int) -> Entry:
-    """The lineage's entry for a manifest that has been checked. since: see `Entry`."""
-    return Entry(in_short(manifest, manifest_id, len(data)), data, since)
+def lineage_entry(manifest: Manifest, manifest_id: bytes, data: bytes, since: int) -> LineageEntry:
+    """The lineage's entry for a manifest that has been checked. since: see `LineageEntry`."""
+    return LineageEntry(to_announcement(manifest, manifest_id, len(data)), data, since)
 
 
-def in_short(manifest: Manifest, manifest_id: bytes, nbytes: int) -> Announcement:
+def to_announcement(manifest: Manifest, manifest_id: bytes, nbytes: int) -> Announcement:
     """A manifest in short, as the hub announces it. nbytes: of the signed manifest."""
     return Announcement(
         id=manifest_id.hex(),

@@ -14,31 +14,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2psync.membership.measures import changed_much, fell
-from p2psync.membership.records import Measures, Member
+from p2psync.membership.records import Member, NodeStatistics
+from p2psync.membership.statistics_changes import changed_substantially, has_degraded
 from p2psync.protocol.plan import NodePlan
 
 #: Seconds that a change of members waits for company: so many, and more for each member, up to a limit.
-SETTLE = 0.05
-SETTLE_PER_MEMBER = 0.0005
-SETTLE_AT_MOST = 1.0
+SETTLE_SECONDS = 0.05
+SETTLE_SECONDS_PER_MEMBER = 0.0005
+SETTLE_MAX_SECONDS = 1.0
 #: Seconds between two plans that only measures call for: at first, and at most as long as such plans change nothing.
-DRIFT_EVERY, DRIFT_AT_MOST = 1.0, 4.0
+REPLAN_MIN_SECONDS, REPLAN_MAX_SECONDS = 1.0, 4.0
 #: Seconds after an announcement in which neither measures nor the payload's size call for a plan: nothing was learnt
 #: yet from what flows, and processors have it to carry.
-CALM = 2.0
+ANNOUNCE_SETTLE_SECONDS = 2.0
 #: How many times as long as a plan took no other one is begun, while that is not longer than so many seconds; after a
 #: plan that took longer, as long as it took.
-REST, REST_AT_MOST = 3.0, 3.0
+REST_FACTOR, REST_MAX_SECONDS = 3.0, 3.0
 #: Pauses after failures grow from the first to the last of these (seconds).
-RETRY_FIRST = 1.0
-RETRY_LAST = 10.0
+RETRY_MIN_SECONDS = 1.0
+RETRY_MAX_SECONDS = 10.0
 #: A payload that is so many times larger or smaller than the one planned for may need another plan.
-OTHER_PAYLOAD = 4
+PAYLOAD_CHANGE_FACTOR = 4
 _NEVER = float("inf")
 
 
-class PlanBook(Protocol):
+class PlanResult(Protocol):
     """A plan for all. revision: above 0, and above that of every earlier plan of this hub."""
 
     @property
@@ -49,7 +49,7 @@ class PlanBook(Protocol):
         """What this node must know; None if it has no place in the plan."""
 
     @property
-    def remarks(self) -> Mapping[str, str]:
+    def diagnostics(self) -> Mapping[str, str]:
         """What people should know of it: lines, by what they are about."""
 
 
@@ -63,10 +63,10 @@ class PlanTask:
 
     trainer: str
     members: Sequence[Member]
-    measures: Mapping[str, Measures]
-    beside: frozenset[str] = frozenset()
+    statistics: Mapping[str, NodeStatistics]
+    co_publishers: frozenset[str] = frozenset()
     payload: int = 0
-    quiet: bool = False
+    idle: bool = False
 
 
 class Planner(Protocol):
@@ -75,37 +75,37 @@ class Planner(Protocol):
     def warm(self) -> None:
         """Do what the first plan would else wait for; may take seconds."""
 
-    def plan(self, task: PlanTask) -> PlanBook:
+    def plan(self, task: PlanTask) -> PlanResult:
         """The plan; with the revision of the one before if nothing changes. May raise anything."""
 
     def close(self) -> None:
         """No plan is wanted any more. The one call that may come from another thread, while a plan is being made."""
 
 
-class PlanKeeper:
+class PlanScheduler:
     """Decides when a plan is made, and holds the one in use."""
 
     def __init__(self) -> None:
         #: The plan in use, None before the first.
-        self.book: PlanBook | None = None
+        self.plan_result: PlanResult | None = None
         self._wanted_at = _NEVER
         self._rest_until = self._pause_until = 0.0
         self._urgent = False
         #: Whether somebody told anything since the last plan was begun.
         self._told = False
         self._started = self._calm_until = -_NEVER
-        self._drift_every = DRIFT_EVERY
+        self._drift_every = REPLAN_MIN_SECONDS
         self._under_way = False
         # What the last plan was made from: small steps add up until they count.
-        self._used: Mapping[str, Measures] = {}
+        self._used: Mapping[str, NodeStatistics] = {}
         self._payload = self._used_payload = 0
         self._trouble = ""
-        self._pause = RETRY_FIRST
+        self._pause = RETRY_MIN_SECONDS
 
     @property
     def revision(self) -> int:
         """Of the plan in use; 0: there is none."""
-        return 0 if self.book is None else self.book.revision
+        return 0 if self.plan_result is None else self.plan_result.revision
 
     @property
     def due(self) -> float:
@@ -117,43 +117,43 @@ class PlanKeeper:
     def members_changed(self, members: int, now: float, *, gone: bool = False) -> None:
         """Someone came, went or claimed the run; so many are members now. gone: somebody is not there any more."""
         self._urgent |= gone
-        settle = min(SETTLE_AT_MOST, SETTLE + SETTLE_PER_MEMBER * members)
+        settle = min(SETTLE_MAX_SECONDS, SETTLE_SECONDS + SETTLE_SECONDS_PER_MEMBER * members)
         self._wanted_at = min(self._wanted_at, now + settle)
 
-    def measured(self, node: str, measures: Measures, now: float) -> None:
+    def measured(self, node: str, statistics: NodeStatistics, now: float) -> None:
         """A member told what it measured."""
         self._told = True
         before = self._used.get(node)
-        part = None if self.book is None else self.book.node_plan(node)
+        part = None if self.plan_result is None else self.plan_result.node_plan(node)
         planned = None if part is None else part.peers
-        fallen = fell(before, measures, planned)
-        self._urgent |= fallen
-        if fallen:
-            self._wanted_at = min(self._wanted_at, now + SETTLE)
-        elif changed_much(before, measures, planned):
-            drifted = max(now + SETTLE, self._started + self._drift_every, self._calm_until)
+        degraded = has_degraded(before, statistics, planned)
+        self._urgent |= degraded
+        if degraded:
+            self._wanted_at = min(self._wanted_at, now + SETTLE_SECONDS)
+        elif changed_substantially(before, statistics, planned):
+            drifted = max(now + SETTLE_SECONDS, self._started + self._drift_every, self._calm_until)
             self._wanted_at = min(self._wanted_at, drifted)
 
     def settled(self, now: float) -> None:
         """Nothing is on its way any more: what was left as it was while chunks flowed may be changed now."""
         if self._told:
-            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+            self._wanted_at = min(self._wanted_at, max(now + SETTLE_SECONDS, self._started + REPLAN_MIN_SECONDS))
 
     def announced(self, payload: int, now: float) -> None:
         """The newest version is a payload of so many bytes for those who keep up."""
-        self._payload, self._calm_until = payload, now + CALM
+        self._payload, self._calm_until = payload, now + ANNOUNCE_SETTLE_SECONDS
         small, large = sorted((payload, self._used_payload))
-        if large > OTHER_PAYLOAD * small:
+        if large > PAYLOAD_CHANGE_FACTOR * small:
             self._wanted_at = min(self._wanted_at, self._calm_until)
 
     def begin(
         self,
         trainer: str | None,
         members: Iterable[Member],
-        measures: Mapping[str, Measures],
+        statistics: Mapping[str, NodeStatistics],
         now: float,
-        beside: frozenset[str] = frozenset(),
-        quiet: bool = False,
+        co_publishers: frozenset[str] = frozenset(),
+        idle: bool = False,
     ) -> PlanTask | None:
         """The plan to be made now; None if none is due, or there is nobody to plan for.
 
@@ -163,28 +163,30 @@ class PlanKeeper:
         if now < self.due:
             return None
         self._wanted_at, self._urgent, self._told = _NEVER, False, False
-        planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in beside]
+        planned = [
+            m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in co_publishers
+        ]
         names = {m.info.node for m in planned}
-        beside = beside & names - {trainer or ""}
-        if trainer is None or trainer not in names or len(planned) - len(beside) < 2:
+        co_publishers = co_publishers & names - {trainer or ""}
+        if trainer is None or trainer not in names or len(planned) - len(co_publishers) < 2:
             return None  # whoever is missing will change the members when he comes
-        self._used = {node: told for node, told in measures.items() if node in names}
+        self._used = {node: reported for node, reported in statistics.items() if node in names}
         self._used_payload = self._payload
         self._started = now
         self._under_way = True
-        return PlanTask(trainer, planned, self._used, beside, self._payload, quiet)
+        return PlanTask(trainer, planned, self._used, co_publishers, self._payload, idle)
 
-    def made(self, book: PlanBook, now: float) -> bool:
+    def made(self, plan_result: PlanResult, now: float) -> bool:
         """The plan that was under way; True if it is another one than that in use."""
         self._under_way = False
         took = now - self._started
         self._pause_until = now + took
-        self._rest_until = now + max(took, min(REST * took, REST_AT_MOST))
-        self._trouble, self._pause = "", RETRY_FIRST
-        if book.revision <= self.revision:
-            self._drift_every = min(DRIFT_AT_MOST, 2 * self._drift_every)
+        self._rest_until = now + max(took, min(REST_FACTOR * took, REST_MAX_SECONDS))
+        self._trouble, self._pause = "", RETRY_MIN_SECONDS
+        if plan_result.revision <= self.revision:
+            self._drift_every = min(REPLAN_MAX_SECONDS, 2 * self._drift_every)
             return False
-        self.book, self._drift_every = book, DRIFT_EVERY
+        self.plan_result, self._drift_every = plan_result, REPLAN_MIN_SECONDS
         return True
 
     def failed(self, message: str, now: float) -> bool:
@@ -192,7 +194,7 @@ class PlanKeeper:
         self._under_way = False
         self._rest_until = self._pause_until = now + self._pause
         self._wanted_at = min(self._wanted_at, self._rest_until)
-        self._pause = min(RETRY_LAST, 2 * self._pause)
+        self._pause = min(RETRY_MAX_SECONDS, 2 * self._pause)
         news = message != self._trouble
         self._trouble = message
         return news

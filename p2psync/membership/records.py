@@ -65,7 +65,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     rejected: str = ""
 
 
-class Path(msgspec.Struct, frozen=True, array_like=True):
+class PathStatistics(msgspec.Struct, frozen=True, array_like=True):
     """What a node measured of its connections to one peer. Mbit/s, seconds.
 
     sent, received: the highest rates that chunks or probes reached to and from the peer while nothing but the network
@@ -80,15 +80,15 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
     received: float = 0.0
     loss: float = 0.0
     failed: bool = False
-    fallen: float = 0.0
+    degraded_to: float = 0.0
 
 
-class Measures(msgspec.Struct, frozen=True, array_like=True):
+class NodeStatistics(msgspec.Struct, frozen=True, array_like=True):
     """What a node measured of its network. up, down: Mbit/s that it sent and received in all at best, 0: not known."""
 
     up: float = 0.0
     down: float = 0.0
-    paths: list[Path] = []
+    paths: list[PathStatistics] = []
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     waits: str = ""
     fetch_rate: int = 0
-    measures: Measures | None = None
+    statistics: NodeStatistics | None = None
     rejected: str = ""
 
 
@@ -177,8 +177,8 @@ class Announce(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     manifests: list[bytes] = []
     retire: list[str] = []
-    remark: str = ""
-    beside: list[str] | None = None
+    note: str = ""
+    co_publishers: list[str] | None = None
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,7 +216,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     members: sorted by node. Their versions are news that does not raise the revision.
     lineage: in the order announced, oldest first.
     since: None: members and lineage are all there are; else they are those that are new or others since this revision,
-    `gone` the nodes that left since, and `retired` the ids of manifests that went: see `put_together`.
+    `gone` the nodes that left since, and `retired` the ids of manifests that went: see `merge_views`.
     """
 
     instance: str
@@ -236,8 +236,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
     """For how long a node has held its lease, and how long ago it was last heard of (seconds).
 
-    up, down: see `Measures`. waits: why the node does not run what the hub offers, by its own word, for people; "":
-    it does, or is on its way.
+    up, down: see `NodeStatistics`. waits: why the node does not run what the hub offers, by its own word, for people;
+    "": it does, or is on its way.
     """
 
     node: str
@@ -257,10 +257,10 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     view: View
     uptime: float
     ages: list[MemberAge] = []
-    remark: str = ""
+    note: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the hub answers instead of a result: the name of an exception of `p2psync.errors`, and its one line."""
 
     error: str

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from p2psync.errors import UsageError
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import new_run
 
 #: `--follow-run`: the newest run (the law above), or whichever run the hub offers. Else the beginning of a run's id.
@@ -29,17 +29,17 @@ _RUN_DIGITS = 32
 
 #: Why a run is not followed. older: than the live one. fenced: a later epoch of it is live. other: the operator named
 #: another run.
-Reason: TypeAlias = Literal["older", "fenced", "other"]
+RefusalReason: TypeAlias = Literal["older", "fenced", "other"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RunRefusal:
     """A run and epoch that a hub offers and a node does not follow. live: the run and epoch that the node is at.
 
     follow: what the operator told the node, see `parse_follow`.
     """
 
-    reason: Reason
+    reason: RefusalReason
     run: str
     epoch: int
     live: str
@@ -83,7 +83,7 @@ def parse_run(text: str, option: str, others: str = "") -> str:
     return digits
 
 
-def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
+def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> RefusalReason | None:
     """Why the offered (run, epoch) is not to be followed; None: it is.
 
     live: the run and epoch of the version that is, or was last, live; ("", 0) before the first.
@@ -117,7 +117,7 @@ def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
 
 def short_run(run: str) -> str:
     """The part of a run's id by which people name it; whatever a hub gave as one stays on its line."""
-    return line_of(run[:SHORT_RUN])
+    return printable_line(run[:SHORT_RUN])
 
 
 def run_name(run: str) -> str:

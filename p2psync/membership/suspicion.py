@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from p2psync.membership.deadlines import Deadlines
 
 #: So long somebody has to come back (seconds).
-DOUBT = 1.0
+SUSPICION_SECONDS = 1.0
 
 
-class Doubts:
+class SuspicionTable:
     """Leases in doubt, and the *missing*, whose holders did not come back. Pure."""
 
     def __init__(self) -> None:
@@ -25,12 +25,12 @@ class Doubts:
         """Whether the holder is missing."""
         return lease in self._missing
 
-    def broke_off(self, lease: str, now: float) -> None:
+    def suspect(self, lease: str, now: float) -> None:
         """A poll under this lease ended before it was answered."""
         if lease not in self._missing:
-            self._until.set(lease, now + DOUBT)
+            self._until.set(lease, now + SUSPICION_SECONDS)
 
-    def heard(self, lease: str) -> bool:
+    def refute(self, lease: str) -> bool:
         """The holder is there, or the lease has ended. Returns whether it was missing."""
         self._until.discard(lease)
         missing = lease in self._missing
@@ -40,7 +40,7 @@ class Doubts:
     def ended(self, leases: Iterable[str]) -> None:
         """These leases are no more."""
         for lease in leases:
-            self.heard(lease)
+            self.refute(lease)
 
     def next(self) -> float | None:
         """When somebody will be missing unless heard of, None if nobody is in doubt."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from yarl import URL
 
 from p2psync.errors import UsageError
-from p2psync.membership.checks import MAX_FURTHER
+from p2psync.membership.checks import MAX_FURTHER_HOSTS
 
 #: Hosts that mean every address of the machine, of both families; those that mean every IPv4 address.
 ALL_ADDRESSES = ("", "*", "::")
@@ -64,8 +64,8 @@ def listen_host(text: str, option: str = "--host") -> str:
 def advertised_hosts(text: str, option: str = "--advertise") -> tuple[str, ...]:
     """The hosts that a node has its peers told, from a list separated by commas. Raises `UsageError`."""
     hosts = tuple(plain_host(part.strip(), option) for part in text.split(",")) if text else ()
-    if len(hosts) > 1 + MAX_FURTHER:
-        raise UsageError(f"{option} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER}")
+    if len(hosts) > 1 + MAX_FURTHER_HOSTS:
+        raise UsageError(f"{option} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER_HOSTS}")
     for host in hosts:
         found = address_of(host)
         if "%" in host:
@@ -91,7 +91,7 @@ def further_hosts(seen: str, own: Iterable[str]) -> tuple[str, ...]:
         if address.version != first.version
         and is_announceable(host)
         and (address.is_global or (not first.is_global and not first.is_loopback))
-    )[:MAX_FURTHER]
+    )[:MAX_FURTHER_HOSTS]
 
 
 def is_announceable(host: str) -> bool:
@@ -108,14 +108,14 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" if found is None else found.is_loopback
 
 
-def beside_port(host: str, port: int) -> str:
+def host_and_port(host: str, port: int) -> str:
     """`host:port`, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
     """The URL of a server, with brackets around IPv6 and `%25` before its zone."""
-    return f"{scheme}://{beside_port(host.replace('%', '%25') if ':' in host else host, port)}"
+    return f"{scheme}://{host_and_port(host.replace('%', '%25') if ':' in host else host, port)}"
 
 
 def shell_words(words: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def check_url(text: str) -> URL:
         bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment or parsed.user)
         if good and bare:
             # A zone travels as `%25` in a URL, and as `%` to whoever resolves the host.
-            return URL(f"{parsed.scheme}://{beside_port(plain_host(_url_host(text), 'host'), parsed.port or 0)}")
+            return URL(f"{parsed.scheme}://{host_and_port(plain_host(_url_host(text), 'host'), parsed.port or 0)}")
     except (ValueError, UsageError):
         pass
     shown = " ".join("".join(c if c.isprintable() else " " for c in text[:200]).split())[:100]

@@ -14,7 +14,7 @@ from p2psync.errors import UsageError
 
 T = TypeVar("T")
 #: How long a coroutine whose caller gave up is waited for (seconds).
-CANCEL_LIMIT = 10.0
+CANCEL_WAIT_SECONDS = 10.0
 
 
 class BackgroundLoop:
@@ -42,12 +42,12 @@ class BackgroundLoop:
             where = "it is closed" if self._closed else "its own thread must not wait for it"
             raise UsageError(f"{self._thread.name}: {where}; call it from another thread, before it is closed")
         ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_telling(coroutine, ended), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_signalling(coroutine, ended), self._loop)
         try:
             return future.result(timeout)
         except BaseException:
             if future.cancel():
-                ended.wait(CANCEL_LIMIT)
+                ended.wait(CANCEL_WAIT_SECONDS)
             raise
 
     def soon(self, call: Callable[[], object]) -> None:
@@ -75,7 +75,7 @@ class BackgroundLoop:
             self._loop.close()
 
 
-async def _telling(coroutine: Coroutine[object, object, T], ended: threading.Event) -> T:
+async def _signalling(coroutine: Coroutine[object, object, T], ended: threading.Event) -> T:
     try:
         return await coroutine
     finally:

@@ -1,8 +1,8 @@
 """Opening a connection to a host of several addresses, some of which may be silent.
 
 Attempts are staggered as in RFC 8305 (Happy Eyeballs): families take turns, the next address is tried when the one
-before it has failed or has been silent for `ATTEMPT_DELAY`, the first connection that stands is kept, and the other
-attempts are cancelled. `Attempts` decides; `dial` carries out.
+before it has failed or has been silent for `ATTEMPT_DELAY_SECONDS`, the first connection that stands is kept, and the
+other attempts are cancelled. `Attempts` decides; `dial` carries out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2psync.net import tcp
 
 #: Seconds that an attempt is alone before the next address is tried beside it: RFC 8305's recommendation. A longer
 #: delay makes silent addresses dearer, a shorter one opens connections that far addresses would have won anyway.
-ATTEMPT_DELAY = 0.25
+ATTEMPT_DELAY_SECONDS = 0.25
 #: Addresses of one host that are tried at all, so that a name with hundreds of addresses cannot use up sockets.
 MAX_ATTEMPTS = 8
 
@@ -37,7 +37,9 @@ def interleave(addresses: Iterable[Address]) -> list[Address]:
 class Attempts(Generic[T]):
     """Which address is tried when. Pure: times are seconds of any clock."""
 
-    def __init__(self, addresses: Sequence[T], *, delay: float = ATTEMPT_DELAY, most: int = MAX_ATTEMPTS) -> None:
+    def __init__(
+        self, addresses: Sequence[T], *, delay: float = ATTEMPT_DELAY_SECONDS, most: int = MAX_ATTEMPTS
+    ) -> None:
         """addresses: in the order of trying; those beyond `most` are not tried."""
         self._left = list(addresses[:most])
         self._delay = delay

@@ -24,22 +24,22 @@ from aiohttp import web
 from p2psync.errors import HubError, UsageError
 from p2psync.membership.fencing import Claimant
 from p2psync.membership.hub import HubConfig, HubCore
-from p2psync.membership.leases import Ended, Held
-from p2psync.membership.planning import PlanBook, Planner
+from p2psync.membership.leases import EndedLease, HeldLease
+from p2psync.membership.planning import Planner, PlanResult
 from p2psync.membership.records import Member, Status
 from p2psync.net.hub_metrics import HubMetrics
 from p2psync.net.hub_routes import add_routes
 from p2psync.net.hub_views import EncodedViews
 from p2psync.net.listening import BACKLOG, open_listeners
 from p2psync.net.plan_worker import PlanWorker
-from p2psync.net.timer import Alarm
+from p2psync.net.timer import Timer
 
-_SETTLE_PER_MEMBER = 0.001
-_SETTLE_AT_MOST = 1.0
+_WAKE_SECONDS_PER_MEMBER = 0.001
+_WAKE_MAX_SECONDS = 1.0
 #: The same remark on a plan is made again after so long (seconds).
-SAY_AGAIN = 600.0
+REPEAT_DIAGNOSTIC_SECONDS = 600.0
 #: Long-polls beyond one per possible member.
-_SPARE_WAITERS = 64
+_EXTRA_LONG_POLLS = 64
 _SHUTDOWN_TIMEOUT = 2.0
 
 
@@ -73,8 +73,8 @@ class HubService:
         self._port_option = port_option
         self._clock = clock
         self._started = clock()
-        self._alarm = Alarm(clock, self.tick)
-        self._on_ended: list[Callable[[Ended], None]] = []
+        self._timer = Timer(clock, self.tick)
+        self._on_ended: list[Callable[[EndedLease], None]] = []
         self._on_renewed: list[Callable[[Member], None]] = []
         self._app: web.Application | None = None
         self._runner: web.AppRunner | None = None
@@ -86,7 +86,7 @@ class HubService:
         self._waiting = 0
         self._views = EncodedViews(self.core)
         self._on_trouble = on_trouble
-        self._remarked: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         self._worker = None if planner is None else PlanWorker(planner, self._plan_made, self._plan_failed)
         self._warming: asyncio.Task[None] | None = None
         self._may_plan = False
@@ -119,7 +119,7 @@ class HubService:
         self.core.own_challenge(nonce=nonce, now=self._clock())
         return nonce
 
-    def on_ended(self, call: Callable[[Ended], None]) -> None:
+    def on_ended(self, call: Callable[[EndedLease], None]) -> None:
         """Have `call` told of every lease that ends: expired, left, or replaced by the node's next one."""
         self._on_ended.append(call)
 
@@ -133,7 +133,7 @@ class HubService:
         for call in self._on_renewed:
             call(member)
 
-    def holder(self, lease: str) -> Held:
+    def holder(self, lease: str) -> HeldLease:
         """Who holds the membership lease. Raises `LeaseError` if it has ended or never was."""
         return self.core.holder(lease, self._clock())
 
@@ -148,13 +148,13 @@ class HubService:
         if self._closing:
             return
         self._plan()
-        if self.core.news > self._shown:
+        if self.core.urgent_revision > self._shown:
             self._wake()
         elif self.core.revision > self._shown:
             self._settle()
-        self._alarm.set(self.core.next_expiry())
+        self._timer.set(self.core.next_expiry())
         if self._may_plan and self.core.next_plan() < float("inf"):
-            self._alarm.set(self.core.next_plan())
+            self._timer.set(self.core.next_plan())
 
     async def wait_view(
         self,
@@ -172,10 +172,10 @@ class HubService:
         wait that is cancelled puts its holder in doubt. changes: what changed since is enough. Raises `HubError` when
         too many wait already.
         """
-        if self.core.is_there(lease, self._clock()):
+        if self.core.heard_from(lease, self._clock()):
             self.tick()
         if instance == self.core.instance and wait > 0:
-            if self._waiting >= self.core.config.max_members + _SPARE_WAITERS:
+            if self._waiting >= self.core.config.max_members + _EXTRA_LONG_POLLS:
                 raise HubError("too many nodes wait for this hub's view; ask again later")
             self._waiting += 1
             try:
@@ -185,7 +185,7 @@ class HubService:
             except TimeoutError:
                 pass  # the view is given in any case
             except asyncio.CancelledError:
-                self._broke_off(lease)
+                self._suspect(lease)
                 raise
             finally:
                 self._waiting -= 1
@@ -194,9 +194,9 @@ class HubService:
         short = changes and instance == self.core.instance
         return self._views.get(known, self._clock(), packed=packed, changes=short)
 
-    def _broke_off(self, lease: str) -> None:
+    def _suspect(self, lease: str) -> None:
         if not self._closing:
-            self.core.broke_off(lease, self._clock())
+            self.core.suspect(lease, self._clock())
             self.tick()
 
     def status(self) -> Status:
@@ -240,7 +240,7 @@ class HubService:
 
     async def _close(self, _app: web.Application) -> None:
         self._closing = True
-        self._alarm.cancel()
+        self._timer.cancel()
         if self._worker is not None and self._warming is not None:
             self._warming.cancel()
             self._worker.stop()
@@ -257,17 +257,19 @@ class HubService:
             if task is not None:
                 self._worker.make(task)
 
-    def _plan_made(self, book: PlanBook) -> None:
-        self.core.plan_made(book, self._clock())
-        self._remark(book.remarks)
+    def _plan_made(self, plan_result: PlanResult) -> None:
+        self.core.plan_made(plan_result, self._clock())
+        self._report_diagnostics(plan_result.diagnostics)
         self.tick()
 
-    def _remark(self, remarks: Mapping[str, str]) -> None:
+    def _report_diagnostics(self, diagnostics: Mapping[str, str]) -> None:
         now = self._clock()
-        self._remarked = {about: at for about, at in self._remarked.items() if now - at < SAY_AGAIN}
-        for about, line in remarks.items():
-            if about not in self._remarked:
-                self._remarked[about] = now
+        self._reported_at = {
+            about: at for about, at in self._reported_at.items() if now - at < REPEAT_DIAGNOSTIC_SECONDS
+        }
+        for about, line in diagnostics.items():
+            if about not in self._reported_at:
+                self._reported_at[about] = now
                 self._on_trouble(line)
 
     def _plan_failed(self, message: str) -> None:
@@ -279,7 +281,7 @@ class HubService:
         if self._settling is not None:
             return
         loop = asyncio.get_running_loop()
-        gap = min(_SETTLE_AT_MOST, _SETTLE_PER_MEMBER * len(self.core))
+        gap = min(_WAKE_MAX_SECONDS, _WAKE_SECONDS_PER_MEMBER * len(self.core))
         delay = self._last_wake + gap - loop.time()
         if delay <= 0:
             self._wake()

@@ -26,15 +26,15 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
-    Measures,
     NodeInfo,
+    NodeStatistics,
     Renew,
     Status,
     View,
     claim_bytes,
 )
 from p2psync.net.addresses import check_url as check_url
-from p2psync.net.dialling import ATTEMPT_DELAY
+from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
@@ -126,7 +126,7 @@ class HubClient:
         epoch: int = 0,
         waits: str = "",
         fetch_rate: int = 0,
-        measures: Measures | None = None,
+        statistics: NodeStatistics | None = None,
         rejected: str = "",
         limit: float = float("inf"),
     ) -> Lease:
@@ -143,7 +143,7 @@ class HubClient:
             epoch=epoch,
             waits=waits,
             fetch_rate=fetch_rate,
-            measures=measures,
+            statistics=statistics,
             rejected=rejected,
         )
         try:
@@ -186,8 +186,8 @@ class HubClient:
         token: str,
         manifests: Sequence[bytes] = (),
         retire: Sequence[str] = (),
-        remark: str = "",
-        beside: Sequence[str] | None = None,
+        note: str = "",
+        co_publishers: Sequence[str] | None = None,
     ) -> int:
         """Retire ids (hex), then add signed manifests, and tell people the remark; returns the view's revision.
 
@@ -200,8 +200,8 @@ class HubClient:
         """
         revision = 0
         for batch in _batches(manifests):
-            theirs = None if beside is None else list(beside)
-            body = Announce(token=token, manifests=batch, retire=list(retire), remark=remark, beside=theirs)
+            theirs = None if co_publishers is None else list(co_publishers)
+            body = Announce(token=token, manifests=batch, retire=list(retire), note=note, co_publishers=theirs)
             retire = ()
             headers = {CLAIM_HEADER: token}
             revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision
@@ -336,7 +336,7 @@ class HubClient:
             connector = aiohttp.TCPConnector(
                 ssl=self._tls if self._tls is not None else True,
                 resolver=_Resolver(),
-                happy_eyeballs_delay=ATTEMPT_DELAY,
+                happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS,
                 interleave=1,
             )
             self._session = aiohttp.ClientSession(

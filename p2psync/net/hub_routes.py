@@ -15,7 +15,7 @@ from msgspec import structs
 
 from p2psync.errors import FormatError, P2PSyncError
 from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave
-from p2psync.membership.renewal import read as read_renewal
+from p2psync.membership.renewal import parse_renewal
 from p2psync.net import tcp
 from p2psync.net.addresses import address_of, further_hosts
 from p2psync.net.hub_wire import (
@@ -113,10 +113,10 @@ class _Routes:
         return self._lease_reply(lease)
 
     async def renew(self, request: web.Request) -> web.Response:
-        told = read_renewal(*await _read_beginning(request, MAX_REQUEST))
-        granted = self._hub.core.renew(told, now=self._hub.now())
-        self._hub.renewed(told.lease)
-        return self._lease_reply(told.lease, granted.refused)
+        reported = parse_renewal(*await _read_beginning(request, MAX_REQUEST))
+        granted = self._hub.core.renew(reported, now=self._hub.now())
+        self._hub.renewed(reported.lease)
+        return self._lease_reply(reported.lease, granted.refused)
 
     async def leave(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Leave)

@@ -20,7 +20,7 @@ class _Encoded:
     """A view in JSON, at a revision, when so many acknowledgements had come, and packed."""
 
     revision: int
-    acknowledged: int
+    acknowledgements: int
     at: float
     body: bytes
     packed: bytes
@@ -47,7 +47,7 @@ class EncodedViews:
         if view is not None:
             found = self._encode(news, view, now)
             return found.packed if packed else found.body
-        kind = "all", -1 if known < 0 else core.news_after(known)
+        kind = "all", -1 if known < 0 else core.new_manifests_after(known)
         found = self._encoded.get(kind)
         if found is None or not self._is_fresh(found, now):
             found = self._encode(kind, core.view(known), now)
@@ -60,10 +60,10 @@ class EncodedViews:
         if len(self._encoded) >= _MOST:  # somebody asks for what changed since all kinds of revisions
             self._encoded.pop(next(iter(self._encoded)))
         body = encode_json(view)
-        made = self._encoded[kind] = _Encoded(core.revision, core.acknowledged, now, body, pack(body))
+        made = self._encoded[kind] = _Encoded(core.revision, core.acknowledgements, now, body, pack(body))
         return made
 
     def _is_fresh(self, found: _Encoded, now: float) -> bool:
         if found.revision != self._core.revision:
             return False
-        return found.acknowledged == self._core.acknowledged or now - found.at < _STALE_AFTER
+        return found.acknowledgements == self._core.acknowledgements or now - found.at < _STALE_AFTER

@@ -15,7 +15,7 @@ import zstandard
 
 from p2psync import errors
 from p2psync.errors import FormatError, HubError, P2PSyncError, TrustError
-from p2psync.membership.records import Refusal
+from p2psync.membership.records import ErrorReply
 from p2psync.protocol.manifest import MAX_BODY_BYTES
 from p2psync.protocol.wire import decode_json, encode_json
 
@@ -84,13 +84,13 @@ def status_of(error: P2PSyncError) -> HTTPStatus:
 def encode_error(error: P2PSyncError) -> bytes:
     """The body that an error is answered with."""
     kind = next((kind for kind in type(error).__mro__ if kind in _STATUS), HubError)
-    return encode_json(Refusal(error=kind.__name__, message=one_line(str(error))))
+    return encode_json(ErrorReply(error=kind.__name__, message=one_line(str(error))))
 
 
 def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
     """The exception that an answer with an error status stands for; `HubError` when no hub wrote it."""
     try:
-        refusal = decode_json(body, Refusal)
+        refusal = decode_json(body, ErrorReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         refusal = None
     kind = None if refusal is None else _KINDS.get(refusal.error)

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from p2psync.errors import P2PSyncError
-from p2psync.net.addresses import ALL_IPV4, UNKNOWN_HOST, address_of, beside_port, is_announceable, url_of
+from p2psync.net.addresses import ALL_IPV4, UNKNOWN_HOST, address_of, host_and_port, is_announceable, url_of
 
 #: Connections that wait to be accepted.
 BACKLOG = 1024
@@ -105,7 +105,7 @@ def _cannot_listen(host: str, port: int, error: OSError | UnicodeError, change: 
     remedy = f"choose another port with {change}, or another address"
     if not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno in _MISSING:
         remedy = "give an address of this machine with --host"
-    return P2PSyncError(f"cannot listen on {beside_port(host or '*', port)}: {reason}; {remedy}")
+    return P2PSyncError(f"cannot listen on {host_and_port(host or '*', port)}: {reason}; {remedy}")
 
 
 def own_addresses() -> list[str]:
@@ -139,7 +139,7 @@ def printed_hub_url(host: str, advertised: tuple[str, ...], port: int) -> str:
     return url_of(reachable_host(host, advertised) or UNKNOWN_HOST, port)
 
 
-def announce(host: str, advertised: tuple[str, ...], otherwise: str = "") -> tuple[str, tuple[str, ...]]:
+def announced_hosts(host: str, advertised: tuple[str, ...], otherwise: str = "") -> tuple[str, tuple[str, ...]]:
     """What a node tells of its hosts: (`NodeInfo.host`, `NodeInfo.further`).
 
     host: where it listens. advertised: what the user says. otherwise: the host where the user says nothing; "" has the

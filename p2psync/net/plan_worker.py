@@ -7,13 +7,13 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from p2psync.membership.planning import PlanBook, Planner, PlanTask
+from p2psync.membership.planning import Planner, PlanResult, PlanTask
 
 
 class PlanWorker:
     """Warms a planner, then carries out one task at a time. To be used on one loop."""
 
-    def __init__(self, planner: Planner, made: Callable[[PlanBook], None], failed: Callable[[str], None]) -> None:
+    def __init__(self, planner: Planner, made: Callable[[PlanResult], None], failed: Callable[[str], None]) -> None:
         """made, failed: told of each task's outcome, on the loop."""
         self._planner = planner
         self._made = made
@@ -42,8 +42,8 @@ class PlanWorker:
 
     async def _make(self, task: PlanTask) -> None:
         try:
-            book = await asyncio.get_running_loop().run_in_executor(self._thread, self._planner.plan, task)
+            plan_result = await asyncio.get_running_loop().run_in_executor(self._thread, self._planner.plan, task)
         except Exception as error:  # whatever is wrong with a plan, the hub goes on with the last one
             self._failed(f"{type(error).__name__}: {error}")
         else:
-            self._made(book)
+            self._made(plan_result)

@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Callable
 
 
-class Alarm:
-    """Calls `ring` on the running loop when `clock` reaches a deadline (both in seconds).
+class Timer:
+    """Calls `callback` on the running loop when `clock` reaches a deadline (both in seconds).
 
     Deadlines that move later cost nothing: the alarm rings at the earlier time, and is then set anew.
     """
 
-    def __init__(self, clock: Callable[[], float], ring: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float], callback: Callable[[], None]) -> None:
         self._clock = clock
-        self._ring = ring
+        self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
         self._when = 0.0
 
@@ -25,7 +25,7 @@ class Alarm:
         self.cancel()
         self._when = when
         delay = max(0.0, when - self._clock())
-        self._handle = asyncio.get_running_loop().call_later(delay, self._rung)
+        self._handle = asyncio.get_running_loop().call_later(delay, self._fire)
 
     def cancel(self) -> None:
         """Do not ring."""
@@ -33,6 +33,6 @@ class Alarm:
             self._handle.cancel()
             self._handle = None
 
-    def _rung(self) -> None:
+    def _fire(self) -> None:
         self._handle = None
-        self._ring()
+        self._callback()

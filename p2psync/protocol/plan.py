@@ -20,10 +20,10 @@ MAX_TREES = 256
 MAX_CHILDREN = 1024
 #: Mbit/s of a tree, and how many times as much a way may have.
 MAX_RATE = 1e9
-MAX_SPARE = 1e6
+MAX_HEADROOM = 1e6
 
 
-class Place(msgspec.Struct, frozen=True, array_like=True):
+class TreePosition(msgspec.Struct, frozen=True, array_like=True):
     """A node's place in one tree, as indices into `NodePlan.peers`. parent: -1 at the trainer. depth: hops from it.
 
     rate: Mbit/s that the plan foresees for this tree.
@@ -47,9 +47,9 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     revision: int
     peers: list[str]
     shares: list[int]
-    places: list[Place]
-    roots: list[int] = []
-    spare: list[float] = []
+    positions: list[TreePosition]
+    co_publishers: list[int] = []
+    headroom: list[float] = []
 
     def fractions_from(self) -> dict[str, float]:
         """The fraction of all chunks that each parent should send this node first."""
@@ -62,7 +62,7 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     @property
     def rate(self) -> float:
         """Mbit/s that the plan foresees for all trees together."""
-        return sum(place.rate for place in self.places)
+        return sum(place.rate for place in self.positions)
 
     def rates_from(self) -> dict[str, float]:
         """Mbit/s that the plan foresees from each parent."""
@@ -74,31 +74,35 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
 
     def limits_to(self) -> dict[str, float]:
         """Mbit/s that may be sent to each child before something on the way is full, as far as the plan tells."""
-        spare = dict(zip(self.peers, self.spare, strict=False))
-        return {name: rate * spare[name] for name, rate in self.rates_to().items() if name in spare}
+        headroom = dict(zip(self.peers, self.headroom, strict=False))
+        return {name: rate * headroom[name] for name, rate in self.rates_to().items() if name in headroom}
 
     def check(self) -> None:
         """Raise `FormatError` for what no planner makes."""
-        fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
+        fine = 0 < len(self.shares) <= MAX_TREES and len(self.positions) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
-        fine = fine and all(root in known for root in self.roots)
-        fine = fine and len(self.spare) <= len(self.peers) and all(0 < spare <= MAX_SPARE for spare in self.spare)
-        for place in self.places:
+        fine = fine and all(peer in known for peer in self.co_publishers)
+        fine = (
+            fine
+            and len(self.headroom) <= len(self.peers)
+            and all(0 < headroom <= MAX_HEADROOM for headroom in self.headroom)
+        )
+        for place in self.positions:
             fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
             fine = fine and (place.parent == -1 or place.parent in known) and 0 <= place.rate <= MAX_RATE
         if not fine:
             raise FormatError("a plan whose trees do not fit together")
 
-    def _rates(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
+    def _rates(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for place in self.places:
+        for place in self.positions:
             for end in ends(place):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + place.rate
         return found
 
-    def _fractions(self, ends: Callable[[Place], list[int]]) -> dict[str, float]:
+    def _fractions(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for share, place in zip(self.shares, self.places, strict=True):
+        for share, place in zip(self.shares, self.positions, strict=True):
             for end in ends(place):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + share / sum(self.shares)
         return found
@@ -106,7 +110,7 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
 
 def outside(revision: int) -> NodePlan:
     """What a node is told that has no place in the plan of this revision: nobody feeds it, and it feeds nobody."""
-    return NodePlan(revision, [], [1], [Place(-1, [], 0, 0.0)])
+    return NodePlan(revision, [], [1], [TreePosition(-1, [], 0, 0.0)])
 
 
 def tree_of_chunks(shares: Sequence[int], chunks: int) -> NDArray[np.uint16]:

@@ -11,7 +11,7 @@ from p2psync.protocol.messages import Chunk
 from p2psync.protocol.versions import Position
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
-from p2psync.sim.weights import History, Name
+from p2psync.sim.weights import ModelHistory, VersionName
 from p2psync.swarm.actions import Ban
 
 #: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
@@ -31,15 +31,15 @@ class InvariantError(Exception):
 
 
 @dataclass
-class Referee:
+class InvariantChecker:
     """Watches all nodes. liars: names of those that lie, so whatever is done to them is right."""
 
-    bits: History
+    bits: ModelHistory
     liars: set[str] = field(default_factory=set)
     #: Honest nodes whose chunks rotted unseen: they may be shut out for a moment, until they know.
     rotten: set[str] = field(default_factory=set)
     #: Bits of each version ever published, by (version, digest).
-    truth: dict[tuple[int, bytes], Name] = field(default_factory=dict)
+    truth: dict[tuple[int, bytes], VersionName] = field(default_factory=dict)
     published_at: dict[tuple[int, int], float] = field(default_factory=dict)
     committed_at: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     highest: dict[str, tuple[str, int, int]] = field(default_factory=dict)
@@ -57,17 +57,17 @@ class Referee:
 
     # ---- at every moment -------------------------------------------------------------------------------------------
 
-    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
-        """See `Registrar`."""
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: VersionName) -> None:
+        """See `PublishObserver`."""
         self.truth[manifest.version, manifest.digest] = name
         self.published_at.setdefault((manifest.epoch, manifest.version), trainer.world.clock.now)
         self.payload_bytes += manifest.payload_bytes
 
     def started(self, node: SimNode) -> None:
-        """See `Watcher`."""
+        """See `NodeObserver`."""
 
     def ended(self, node: SimNode) -> None:
-        """See `Watcher`."""
+        """See `NodeObserver`."""
         self.check_waste(node)
         swarm = node.core.swarm
         self.received_bytes += swarm.received_bytes
@@ -83,7 +83,7 @@ class Referee:
         wanted = self.bits.weights(name).units
         if not all(np.array_equal(a, b) for a, b in zip(node.engine.live, wanted, strict=True)):
             raise InvariantError("bits", f"{_name(node)} made wrong bits live as version {position.version}")
-        if (position.version, position.digest) not in node.told:
+        if (position.version, position.digest) not in node.announced_versions:
             raise InvariantError("announced", f"{_name(node)} did not wait for the hub to announce {position.version}")
         reached = (position.run, position.epoch, position.version)
         if reached <= self.highest.get(node.info.node, ("", -1, -1)):

@@ -15,7 +15,7 @@ _Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
 _SLOTS = 1000
 
 
-class Clock:
+class VirtualClock:
     """The time of one simulation (seconds from 0), its only source of randomness, and its trace.
 
     Events of equal time happen in the order in which they were scheduled.

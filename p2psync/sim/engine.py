@@ -12,13 +12,13 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import Commit, Data
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 from p2psync.protocol.versions import Position, Step
-from p2psync.sim.weights import History, digest_of
+from p2psync.sim.weights import ModelHistory, digest_of
 
 
 class MemoryEngine:
     """Holds the bits of one version. What it holds outlives the node's process; an open stage does not."""
 
-    def __init__(self, bits: History, live: tuple[Units, ...] | None = None) -> None:
+    def __init__(self, bits: ModelHistory, live: tuple[Units, ...] | None = None) -> None:
         """live: weights at hand that are no known position."""
         self.bits = bits
         self.live = live

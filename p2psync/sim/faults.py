@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from p2psync.sim.build import Simulation
-from p2psync.sim.network import Host
+from p2psync.sim.network import SimHost
 from p2psync.sim.node import SimNode
 
 Fault: TypeAlias = Callable[[Simulation, float], None]
@@ -30,7 +30,7 @@ def crash_and_forget(sim: Simulation, seconds: float) -> None:
     if node is not None and node.engine is not None:
         node.crash()
         node.engine.forget()
-        sim.referee.highest.pop(node.info.node, None)
+        sim.invariants.highest.pop(node.info.node, None)
         _later(sim, seconds, _start, node)
 
 
@@ -50,7 +50,7 @@ def join_with_nothing(sim: Simulation, seconds: float) -> None:
 def join_with_copy(sim: Simulation, seconds: float) -> None:
     """A new actor comes that has the weights of some published version, and no record of which."""
     node = sim.add_actor()
-    names = sorted(sim.referee.truth.values())
+    names = sorted(sim.invariants.truth.values())
     if names and node.engine is not None:
         node.engine.live = sim.bits.weights(sim.rng.choice(names)).units
     node.start()
@@ -187,7 +187,7 @@ def damage_disk(sim: Simulation, seconds: float) -> None:
 def rot(sim: Simulation, seconds: float) -> None:
     """Chunks that were hashed when they came rot where they lie, at the trainer and wherever else, and nobody knows."""
     node = sim.rng.choice([sim.trainer, *sim.actors])
-    sim.referee.rotten.add(node.info.node)
+    sim.invariants.rotten.add(node.info.node)
     for pack in node.store.packs.values():
         index = sim.rng.randrange(len(pack.chunks))
         data = pack.chunks[index]
@@ -272,7 +272,7 @@ def _start(node: SimNode) -> None:
         node.start()
 
 
-def _speed_up(host: Host) -> None:
+def _speed_up(host: SimHost) -> None:
     host.slow, host.up, host.down = False, host.up * 20, host.down * 20
 
 

@@ -10,8 +10,8 @@ from p2psync.errors import HubError, P2PSyncError
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.planning import Planner, PlanTask
 from p2psync.membership.records import View
-from p2psync.sim.clock import Clock
-from p2psync.sim.network import Host
+from p2psync.sim.clock import VirtualClock
+from p2psync.sim.network import SimHost
 
 #: Seconds that a long poll waits, that a caller waits for a lost answer, and that a dead hub takes to refuse.
 VIEW_WAIT = 10.0
@@ -23,16 +23,16 @@ _PLANNING = 0.1
 
 T = TypeVar("T")
 #: What a call gives: its result, or the error it met.
-Answer = Callable[[T | P2PSyncError], None]
+AnswerCallback = Callable[[T | P2PSyncError], None]
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _LongPoll:
     """A long poll that is open."""
 
-    host: Host
+    host: SimHost
     known: int
-    answer: Answer[View | None]
+    answer: AnswerCallback[View | None]
     lease: str
     whole: bool
 
@@ -40,15 +40,17 @@ class _Waiting:
 class SimHub:
     """One hub process after another, at one address."""
 
-    def __init__(self, clock: Clock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None) -> None:
+    def __init__(
+        self, clock: VirtualClock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None
+    ) -> None:
         """planner: makes one for each process; None: there are no plans."""
         self._clock = clock
         self._config = config
         self._new_planner = planner
         self._planner: Planner | None = None
-        self._plan_alarm: float | None = None
+        self._plan_wake: float | None = None
         self._starts = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_LongPoll] = []
         self._secrets = 0
         self._shown = -1
         self._expiry: float | None = None
@@ -76,7 +78,7 @@ class SimHub:
         self.core = self._start()
         self.up = True
 
-    def request(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
+    def request(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
         """Have the hub carry out an operation; `answer` gets its result or error, unless the host has died."""
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
@@ -85,10 +87,10 @@ class SimHub:
 
     def view(
         self,
-        host: Host,
+        host: SimHost,
         instance: str,
         revision: int,
-        answer: Answer[View | None],
+        answer: AnswerCallback[View | None],
         lease: str = "",
         *,
         whole: bool = True,
@@ -99,16 +101,16 @@ class SimHub:
         else:
             self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease, whole)
 
-    def crashed(self, host: Host) -> None:
+    def crashed(self, host: SimHost) -> None:
         """A host's process has ended, and its connections with it; who is cut off, or lost just now, is not heard."""
         if self.up and not self._is_lost(host):
-            self._clock.after(self._delay(host), self._broke_off, host)
+            self._clock.after(self._delay(host), self._suspect, host)
 
-    def _broke_off(self, host: Host) -> None:
+    def _suspect(self, host: SimHost) -> None:
         mine = [poll for poll in self._waiting if poll.host is host]
         self._waiting = [poll for poll in self._waiting if poll.host is not host]
         for poll in mine:
-            self.core.broke_off(poll.lease, self._clock.now)
+            self.core.suspect(poll.lease, self._clock.now)
         self._settle()
 
     def _start(self) -> HubCore:
@@ -116,13 +118,13 @@ class SimHub:
         self._planner = self._new_planner()
         return HubCore(self._config, instance=f"hub-{self._starts}")
 
-    def _is_lost(self, host: Host) -> bool:
+    def _is_lost(self, host: SimHost) -> bool:
         return host.name in self.cut_off or (self.loss > 0 and self._clock.rng.random() < self.loss)
 
-    def _delay(self, host: Host) -> float:
+    def _delay(self, host: SimHost) -> float:
         return host.delay + _LATENCY
 
-    def _carry_out(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
+    def _carry_out(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
         if not self.up:
             self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
             return
@@ -134,29 +136,29 @@ class SimHub:
         self._settle()
 
     def _poll(
-        self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str, whole: bool
+        self, host: SimHost, instance: str, revision: int, answer: AnswerCallback[View | None], lease: str, whole: bool
     ) -> None:
         if not self.up:
             self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
             return
-        self.core.is_there(lease, self._clock.now)
+        self.core.heard_from(lease, self._clock.now)
         if (instance, revision) != (self.core.instance, self.core.revision):
             same = instance == self.core.instance
             known = revision if same else 0 if instance else -1
             self._reply(host, answer, self._view(known, whole or not same))
         else:
-            poll = _Waiting(host, revision, answer, lease, whole)
+            poll = _LongPoll(host, revision, answer, lease, whole)
             self._shown = revision
             self._waiting.append(poll)
             self._clock.after(VIEW_WAIT, self._end_poll, poll)
         self._settle()
 
-    def _end_poll(self, poll: _Waiting) -> None:
+    def _end_poll(self, poll: _LongPoll) -> None:
         if poll in self._waiting:
             self._waiting.remove(poll)
             self._reply(poll.host, poll.answer, None)
 
-    def _reply(self, host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+    def _reply(self, host: SimHost, answer: AnswerCallback[T], result: T | P2PSyncError) -> None:
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
         else:
@@ -195,8 +197,8 @@ class SimHub:
         if task is not None:
             self._clock.after(_PLANNING, self._make_plan, core, task)
         due = core.next_plan()
-        if due < float("inf") and (self._plan_alarm is None or due < self._plan_alarm or self._plan_alarm <= now):
-            self._plan_alarm = due
+        if due < float("inf") and (self._plan_wake is None or due < self._plan_wake or self._plan_wake <= now):
+            self._plan_wake = due
             self._clock.at(due, self._settle)
 
     def _make_plan(self, core: HubCore, task: PlanTask) -> None:
@@ -210,6 +212,6 @@ class SimHub:
         self._settle()
 
 
-def _answer(host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+def _answer(host: SimHost, answer: AnswerCallback[T], result: T | P2PSyncError) -> None:
     if host.alive:
         answer(result)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from p2psync.errors import FormatError
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, encode_chunk_header, encode_control
-from p2psync.sim.network import End, Host, Network
+from p2psync.sim.network import Endpoint, SimHost, SimNetwork
 
 
 @dataclass
-class PeerEvents:
+class LinkCallbacks:
     """What the node is told. up answers whether the peer is accepted."""
 
     up: Callable[[str, str], bool]
@@ -22,22 +22,22 @@ class PeerEvents:
 
 
 @dataclass
-class _Links:
+class _PeerConnections:
     instance: str
     region: str
-    ends: list[End] = field(default_factory=list)
+    ends: list[Endpoint] = field(default_factory=list)
 
 
-class Links:
+class PeerLinks:
     """All connections of one process. `close_all` ends it: nothing is called afterwards."""
 
-    def __init__(self, network: Network, host: Host, hello: Hello, events: PeerEvents) -> None:
+    def __init__(self, network: SimNetwork, host: SimHost, hello: Hello, events: LinkCallbacks) -> None:
         self._network = network
         self._host = host
         self._hello = encode_control(hello)
         self._name = hello.node
         self._events = events
-        self._links: dict[str, _Links] = {}
+        self._links: dict[str, _PeerConnections] = {}
         self._over = False
         host.accept = lambda end: self._begin(end, None)
 
@@ -89,7 +89,7 @@ class Links:
         """Whether there is a greeted connection to this peer."""
         return name in self._links
 
-    def _begin(self, end: End, dialled: str | None) -> None:
+    def _begin(self, end: Endpoint, dialled: str | None) -> None:
         if self._over:
             end.close()
             return
@@ -125,7 +125,7 @@ class Links:
         end.on_data, end.on_close = data, closed
         end.send(self._hello)
 
-    def _greeted(self, end: End, hello: Hello, dialled: str | None, peer: list[str]) -> None:
+    def _greeted(self, end: Endpoint, hello: Hello, dialled: str | None, peer: list[str]) -> None:
         name = hello.node
         links = self._links.get(name)
         if links is not None and links.instance != hello.instance:
@@ -137,9 +137,9 @@ class Links:
                 self._events.dial_failed(dialled)
             return
         peer.append(name)
-        self._links.setdefault(name, _Links(hello.instance, hello.region)).ends.append(end)
+        self._links.setdefault(name, _PeerConnections(hello.instance, hello.region)).ends.append(end)
 
-    def _drop(self, name: str, end: End) -> None:
+    def _drop(self, name: str, end: Endpoint) -> None:
         links = self._links.get(name)
         if links is None or end not in links.ends:
             return
@@ -151,7 +151,7 @@ class Links:
             self._events.up(name, links.region)
 
 
-def _feed(network: Network, reader: FrameReader, data: bytes) -> list[Message]:
+def _feed(network: SimNetwork, reader: FrameReader, data: bytes) -> list[Message]:
     """Feed what was received, sometimes in two pieces, as a stream comes."""
     if network.clock.rng.random() < 0.1:
         middle = network.clock.rng.randrange(len(data))

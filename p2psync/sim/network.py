@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 
 #: Seconds after which a connection through which nothing goes is given up, and a dial is.
 DEAD_AFTER = 12.0
@@ -20,7 +20,7 @@ _SEGMENT = 1400
 
 
 @dataclass(eq=False)
-class Host:
+class SimHost:
     """A machine's place in the network. up, down: bytes a second. delay: its share of a one-way delay (seconds).
 
     shut: hosts that cannot dial this one (asymmetric reachability). alive: whether its process runs.
@@ -37,15 +37,15 @@ class Host:
     shut: set[str] = field(default_factory=set)
     up_free: float = 0.0
     down_free: float = 0.0
-    accept: Callable[[End], None] = lambda end: None
+    accept: Callable[[Endpoint], None] = lambda end: None
 
 
-class End:
+class Endpoint:
     """One side of a connection. The owner sets `on_data` and `on_close`, which is called once unless it closes."""
 
-    def __init__(self, network: Network, host: Host) -> None:
+    def __init__(self, network: SimNetwork, host: SimHost) -> None:
         self.host = host
-        self.other: End = self
+        self.other: Endpoint = self
         self.open = True
         self.on_data: Callable[[bytes], None] = lambda data: None
         self.on_close: Callable[[], None] = lambda: None
@@ -69,7 +69,7 @@ class End:
         other, clock = self.other, self._network.clock
         if not other.open:
             return
-        if self._network.parted(self.host, other.host) or self._held_up:
+        if self._network.partitioned(self.host, other.host) or self._held_up:
             self._held_up.append(data)
             return
         other.host.down_free = max(clock.now, other.host.down_free) + len(data) / other.host.down
@@ -101,22 +101,22 @@ class End:
                 self.on_close()
 
 
-class Network:
+class SimNetwork:
     """All hosts and connections."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: VirtualClock) -> None:
         self.clock = clock
-        self.hosts: dict[str, Host] = {}
-        self._connections: list[tuple[End, End]] = []
+        self.hosts: dict[str, SimHost] = {}
+        self._connections: list[tuple[Endpoint, Endpoint]] = []
         self._islands: dict[str, int] = {}
         self._partitions = 0
 
-    def add(self, host: Host) -> Host:
+    def add(self, host: SimHost) -> SimHost:
         """A new machine."""
         self.hosts[host.name] = host
         return host
 
-    def delay(self, end: End, size: int) -> float:
+    def delay(self, end: Endpoint, size: int) -> float:
         """One-way delay of a message (seconds), retransmissions included."""
         delay = end.host.delay + end.other.host.delay
         loss = end.host.loss + end.other.host.loss
@@ -125,25 +125,29 @@ class Network:
             delay += 2 * delay + (0.2 if self.clock.rng.random() < 0.3 else 0.0)
         return delay
 
-    def parted(self, a: Host, b: Host) -> bool:
+    def partitioned(self, a: SimHost, b: SimHost) -> bool:
         """Whether no packet passes between two hosts."""
         return self._islands.get(a.name, 0) != self._islands.get(b.name, 0)
 
-    def dial(self, source: Host, target: str, opened: Callable[[End], None], failed: Callable[[], None]) -> None:
+    def dial(
+        self, source: SimHost, target: str, opened: Callable[[Endpoint], None], failed: Callable[[], None]
+    ) -> None:
         """Connect: one of the two is called, a round trip or the dial's limit later, if the source still lives."""
         host = self.hosts.get(target)
-        if host is None or source.name in host.shut or self.parted(source, host):
+        if host is None or source.name in host.shut or self.partitioned(source, host):
             self.clock.after(DIAL_LIMIT, failed)
             return
         self.clock.after(2 * (source.delay + host.delay), self._connect, source, host, opened, failed)
 
-    def _connect(self, source: Host, host: Host, opened: Callable[[End], None], failed: Callable[[], None]) -> None:
+    def _connect(
+        self, source: SimHost, host: SimHost, opened: Callable[[Endpoint], None], failed: Callable[[], None]
+    ) -> None:
         if not source.alive:
             return
-        if not host.alive or self.parted(source, host):
+        if not host.alive or self.partitioned(source, host):
             failed()
             return
-        near, far = End(self, source), End(self, host)
+        near, far = Endpoint(self, source), Endpoint(self, host)
         near.other, far.other = far, near
         self._connections = [pair for pair in self._connections if pair[0].open or pair[1].open]
         self._connections.append((near, far))
@@ -157,7 +161,7 @@ class Network:
         for name in names:
             self._islands[name] = island
         for near, far in self._connections:
-            if self.parted(near.host, far.host):
+            if self.partitioned(near.host, far.host):
                 self.clock.after(DEAD_AFTER, self._give_up, near, far)
         self.clock.after(seconds, self._heal, island)
 
@@ -167,7 +171,7 @@ class Network:
             if {near.host.name, far.host.name} == {a, b}:
                 self._break(near, far)
 
-    def crash(self, host: Host) -> None:
+    def crash(self, host: SimHost) -> None:
         """The host's process ends without a word; the others learn of it soon, or only by silence."""
         host.alive = False
         soon = self.clock.rng.random() < 0.5
@@ -177,20 +181,20 @@ class Network:
                     end.open = False
                     self.clock.after(0.05 if soon else DEAD_AFTER, end.other.lose)
 
-    def _break(self, near: End, far: End) -> None:
+    def _break(self, near: Endpoint, far: Endpoint) -> None:
         for end in (near, far):
             if end.open:
                 self.clock.after(self.clock.rng.random() * 2, end.lose)
             # Data on its way is lost from now on.
             end.on_data = lambda data: None
 
-    def _give_up(self, near: End, far: End) -> None:
-        if self.parted(near.host, far.host):
+    def _give_up(self, near: Endpoint, far: Endpoint) -> None:
+        if self.partitioned(near.host, far.host):
             self._break(near, far)
 
     def _heal(self, island: int) -> None:
         self._islands = {name: its for name, its in self._islands.items() if its != island}
         for pair in self._connections:
             for end in pair:
-                if not self.parted(end.host, end.other.host):
+                if not self.partitioned(end.host, end.other.host):
                     self.clock.after(self.clock.rng.random(), end.resume)

@@ -16,12 +16,12 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.sim.disk import SimStore
 from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
-from p2psync.sim.links import Links, PeerEvents
-from p2psync.sim.network import Host, Network
+from p2psync.sim.links import LinkCallbacks, PeerLinks
+from p2psync.sim.network import SimHost, SimNetwork
 from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
@@ -41,7 +41,7 @@ from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
 OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
 
 
-class Watcher(Protocol):
+class NodeObserver(Protocol):
     """Who is told what nodes do, and holds it against the invariants."""
 
     def started(self, node: SimNode) -> None:
@@ -60,14 +60,16 @@ class Watcher(Protocol):
         """A chunk was given to the core; needed: whether it waited for it before."""
 
 
-class World:
+class SimWorld:
     """What all nodes of a simulation share."""
 
-    def __init__(self, clock: Clock, network: Network, hub: SimHub, watcher: Watcher, trusted: bytes) -> None:
+    def __init__(
+        self, clock: VirtualClock, network: SimNetwork, hub: SimHub, observer: NodeObserver, trusted: bytes
+    ) -> None:
         self.clock = clock
         self.network = network
         self.hub = hub
-        self.watcher = watcher
+        self.observer = observer
         self.trusted = frozenset({trusted})
 
 
@@ -76,8 +78,8 @@ class SimNode:
 
     def __init__(
         self,
-        world: World,
-        host: Host,
+        world: SimWorld,
+        host: SimHost,
         info: NodeInfo,
         config: NodeConfig,
         engine: MemoryEngine | None,
@@ -94,9 +96,9 @@ class SimNode:
         self.commit_failures = 0
         self.processes = 0
         #: Versions that the hub told this node of, or of what leads on from them: (number, digest).
-        self.told: set[tuple[int, bytes]] = set()
+        self.announced_versions: set[tuple[int, bytes]] = set()
         self.core: NodeCore
-        self.links: Links
+        self.links: PeerLinks
         self._armed = float("inf")
         self._draining = False
 
@@ -125,20 +127,20 @@ class SimNode:
             follower = Follower(self.engine.position, self.engine.local_digest(), turn_bytes=0)
         self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
-        events = PeerEvents(self._peer_up, self._peer_down, self._message, self._dial_failed)
-        self.links = Links(self.world.network, self.host, hello, events)
+        events = LinkCallbacks(self._peer_up, self._peer_down, self._message, self._dial_failed)
+        self.links = PeerLinks(self.world.network, self.host, hello, events)
         for id, pack in self.store.packs.items():
             self._signed[id] = pack.signed
             self.core.offer(id, pack.manifest, pack.held(), self.now)
             if follower is not None:
                 follower.manifest(id.hex(), pack.manifest, self.now)
         self.world.clock.note("start", self.info.node, self.processes)
-        self.world.watcher.started(self)
+        self.world.observer.started(self)
         self.drain()
 
     def crash(self) -> None:
         """The process ends without a word."""
-        self.world.watcher.ended(self)
+        self.world.observer.ended(self)
         self.world.clock.note("crash", self.info.node)
         self.links.close_all()
         self.world.network.crash(self.host)
@@ -161,9 +163,9 @@ class SimNode:
         wake = self.core.next_wake(self.now)
         if wake < self._armed:
             self._armed = wake
-            self.world.clock.at(wake - self.skew, self._alarm, self.processes, wake)
+            self.world.clock.at(wake - self.skew, self._wake_up, self.processes, wake)
 
-    def _alarm(self, process: int, wake: float) -> None:
+    def _wake_up(self, process: int, wake: float) -> None:
         if process == self.processes and self.host.alive and wake == self._armed:
             self._armed = float("inf")
             self.drain()
@@ -192,7 +194,7 @@ class SimNode:
             case Hangup():
                 self.links.hang_up(action.peer)
             case Ban():
-                self.world.watcher.banned(self, action)
+                self.world.observer.banned(self, action)
             case Recheck():
                 self._recheck(action)
             case Complete() | Widen():
@@ -237,7 +239,7 @@ class SimNode:
             self.world.clock.note("chunk", self.info.node, name, message.index)
             needed = self.core.swarm.needs(message.manifest, message.index)
             self.core.receive(name, message, self.now)
-            self.world.watcher.received(self, name, message, needed)
+            self.world.observer.received(self, name, message, needed)
         else:
             self.core.receive(name, message, self.now)
         self.drain()
@@ -334,9 +336,9 @@ class SimNode:
 
     def _note(self, view: View) -> None:
         for a in view.lineage:
-            self.told.add((a.version, bytes.fromhex(a.digest)))
+            self.announced_versions.add((a.version, bytes.fromhex(a.digest)))
             if a.base is not None:
-                self.told.add((a.base, bytes.fromhex(a.base_digest)))
+                self.announced_versions.add((a.base, bytes.fromhex(a.base_digest)))
 
     def on_view(self, view: View) -> None:
         """The hub's view changed (a trainer looks at it too)."""
@@ -391,7 +393,7 @@ class SimNode:
         assert self.engine is not None
         taken = self.engine.adopt(action.position)
         if taken:
-            self.world.watcher.committed(self, action.position)
+            self.world.observer.committed(self, action.position)
         self.core.adopted(action, action.position if taken else None, self.now)
 
     def _open_stage(self, action: OpenStage) -> None:
@@ -435,7 +437,7 @@ class SimNode:
             self._engine_failed(action, error)
             return
         self.world.clock.note("commit", self.info.node, commit.position.version, commit.position.digest.hex())
-        self.world.watcher.committed(self, commit.position)
+        self.world.observer.committed(self, commit.position)
         self.core.committed(action, commit.position, self.now)
 
 

@@ -10,32 +10,32 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.plan import NodePlan, TreePosition
 
 #: Parents by index, -1 at the trainer, which is the first; a parent stands before its children.
 _Tree = list[int]
 
 
 @dataclass(frozen=True)
-class SimBook:
+class SimPlanResult:
     """A plan. trees: per tree the parent of each node by name, "" of the trainer."""
 
     revision: int
     shares: list[int]
     trees: list[dict[str, str]]
-    remarks: dict[str, str] = field(default_factory=dict)
+    diagnostics: dict[str, str] = field(default_factory=dict)
 
     def node_plan(self, node: str) -> NodePlan | None:
-        """See `PlanBook`."""
+        """See `PlanResult`."""
         if node not in self.trees[0]:
             return None
         peers: dict[str, int] = {}
-        places = []
+        positions = []
         for tree in self.trees:
             children = [peers.setdefault(child, len(peers)) for child, parent in tree.items() if parent == node]
             parent = peers.setdefault(tree[node], len(peers)) if tree[node] else -1
-            places.append(Place(parent, children, _depth(tree, node), 1.0))
-        return NodePlan(self.revision, list(peers), self.shares, places)
+            positions.append(TreePosition(parent, children, _depth(tree, node), 1.0))
+        return NodePlan(self.revision, list(peers), self.shares, positions)
 
 
 class SimPlanner:
@@ -53,7 +53,7 @@ class SimPlanner:
     def close(self) -> None:
         """There is nothing to end."""
 
-    def plan(self, task: PlanTask) -> SimBook:
+    def plan(self, task: PlanTask) -> SimPlanResult:
         """See `Planner`. Raises `ArithmeticError` now and then."""
         rng = self._rng
         if rng.random() < self._failures:
@@ -71,7 +71,7 @@ class SimPlanner:
             trees.append(
                 {name: order[parent] if parent >= 0 else "" for name, parent in zip(order, parents, strict=True)}
             )
-        return SimBook(self._revision, [rng.randint(1, 9) for _ in trees], trees)
+        return SimPlanResult(self._revision, [rng.randint(1, 9) for _ in trees], trees)
 
 
 def _star(_rng: random.Random, nodes: int) -> _Tree:

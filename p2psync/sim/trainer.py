@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, P2PSyncError
 from p2psync.membership.acceptance import Acceptance
-from p2psync.membership.epochs import DRAWN_BITS, EPOCH_ZERO, next_epoch
+from p2psync.membership.epochs import EPOCH_ZERO, RANDOM_BITS, next_epoch
 from p2psync.membership.hub import HubCore
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import (
     Announce,
     Announced,
@@ -33,9 +33,9 @@ from p2psync.protocol.lineage import resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest
 from p2psync.protocol.versions import Position
 from p2psync.sim.disk import SimPack
-from p2psync.sim.network import Host
-from p2psync.sim.node import SimNode, World
-from p2psync.sim.weights import Coded, History, Name, signed_manifest
+from p2psync.sim.network import SimHost
+from p2psync.sim.node import SimNode, SimWorld
+from p2psync.sim.weights import CodedVersion, ModelHistory, VersionName, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY = 0.4
@@ -47,10 +47,10 @@ _BEGAN = 1e6
 HUB_LATER = (0.0, 0.3, 2.0)
 
 
-class Registrar(Protocol):
+class PublishObserver(Protocol):
     """Who is told which bits each manifest stands for."""
 
-    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: VersionName) -> None:
         """A manifest is durable at a trainer, and about to be announced."""
 
 
@@ -59,16 +59,16 @@ class SimTrainer(SimNode):
 
     def __init__(
         self,
-        world: World,
-        host: Host,
+        world: SimWorld,
+        host: SimHost,
         info: NodeInfo,
         config: NodeConfig,
         *,
-        bits: History,
+        bits: ModelHistory,
         key: Ed25519PrivateKey,
         run: str,
         epoch: int,
-        registrar: Registrar,
+        publish_observer: PublishObserver,
         anchor_every: int,
         keep: int,
     ) -> None:
@@ -78,11 +78,11 @@ class SimTrainer(SimNode):
         self.key = key
         self.run = run
         self.epoch = epoch
-        self.name: Name = ()
+        self.name: VersionName = ()
         self.fenced = False
         #: Seconds that its idea of the date is ahead.
         self.unix_skew = 0.0
-        self._registrar = registrar
+        self._publish_observer = publish_observer
         self._anchor_every = anchor_every
         self._keep = keep
 
@@ -90,7 +90,7 @@ class SimTrainer(SimNode):
         """Begin a process: take the run over at the next epoch, and announce what the disk holds."""
         clock = self.world.clock
         unix = EPOCH_ZERO + _BEGAN + clock.now + self.unix_skew
-        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(DRAWN_BITS))
+        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(RANDOM_BITS))
         self._token: str | None = None
         self._known: set[str] = set()
         self._retire: set[str] = set()
@@ -99,7 +99,7 @@ class SimTrainer(SimNode):
         self._acceptance = Acceptance()
         super().start()
         self.later(0.0, self.sync)
-        self.later(ACCEPTANCE_EVERY, self._look)
+        self.later(ACCEPTANCE_EVERY, self._check_acceptance)
         for id, pack in self.store.packs.items():
             if any(chunk is None for chunk in pack.chunks):  # it was found damaged, and this process ended before more
                 self.later(_REPLACE_AFTER, self._replace_pack, id)
@@ -158,17 +158,17 @@ class SimTrainer(SimNode):
         if behind and (behind[0], newest) not in made:
             self._make(self.name[: behind[0] + 1], self.name)
 
-    def describe(self, base: Name | None, name: Name) -> tuple[Coded, Manifest, SignedManifest]:
+    def describe(self, base: VersionName | None, name: VersionName) -> tuple[CodedVersion, Manifest, SignedManifest]:
         """Code and sign the delta between two versions, or the anchor of one."""
         coded, created = self.bits.coded(base, name), self.world.clock.now
         signed = signed_manifest(self.bits, coded, self.key, run=self.run, epoch=self.epoch, created=created)
         return coded, *signed
 
-    def _make(self, base: Name | None, name: Name) -> None:
+    def _make(self, base: VersionName | None, name: VersionName) -> None:
         coded, manifest, signed = self.describe(base, name)
         pack = self.store.add(manifest, signed)
         pack.chunks = list(coded.chunks)
-        self._registrar.published(self, manifest, name)
+        self._publish_observer.published(self, manifest, name)
         flags = np.ones(manifest.chunks, np.bool_)
         self.core.offer(signed.id, manifest, flags, self.now, signed.to_bytes())
         self.core.membership.running(manifest.version, manifest.digest.hex(), self.now)
@@ -195,7 +195,7 @@ class SimTrainer(SimNode):
             return
         self._retire.add(id.hex())
         rest = [
-            in_short(pack.manifest, other, 0)
+            to_announcement(pack.manifest, other, 0)
             for other, pack in self.store.packs.items()
             if other.hex() not in self._retire
         ]
@@ -217,16 +217,16 @@ class SimTrainer(SimNode):
         self._make(None, self.name)
         self.sync()
 
-    def _look(self) -> None:
+    def _check_acceptance(self) -> None:
         """Ask the hub whether some actor runs the newest version."""
-        self.later(ACCEPTANCE_EVERY, self._look)
+        self.later(ACCEPTANCE_EVERY, self._check_acceptance)
         if self.fenced or self._acceptance.settled:
             return
         process = self.processes
 
         def answer(status: Status | P2PSyncError) -> None:
             if process == self.processes and isinstance(status, Status):
-                reason = self._acceptance.look(status.view.members, self.now)
+                reason = self._acceptance.check(status.view.members, self.now)
                 if reason is not None:
                     self.replace(reason)
                 self.drain()

@@ -21,7 +21,7 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
 from p2psync.protocol.messages import NO_VERSION
 
-Name: TypeAlias = tuple[int, ...]
+VersionName: TypeAlias = tuple[int, ...]
 
 BLOCK_UNITS = 1 << 16
 CHUNK_BYTES = 4096
@@ -31,7 +31,7 @@ _TENSORS = (("BF16", (48, 32), 10), ("F32", (600,), 2), ("U8", (2500,), 1), ("F1
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
     """All bits of one version, tensor by tensor, and their digest (16 bytes)."""
 
     units: tuple[Units, ...]
@@ -39,11 +39,11 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedVersion:
     """An anchor or delta, not yet signed by any trainer."""
 
-    base: Name | None
-    name: Name
+    base: VersionName | None
+    name: VersionName
     table: bytes
     chunks: tuple[bytes, ...]
     first_rows: tuple[int, ...]
@@ -51,24 +51,24 @@ class Coded:
     total: int
 
 
-class History:
+class ModelHistory:
     """Every version of one model that some simulation came to."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.specs = _specs()
-        self._weights: dict[Name, Weights] = {}
-        self._coded: dict[tuple[Name | None, Name], Coded] = {}
+        self._weights: dict[VersionName, ModelWeights] = {}
+        self._coded: dict[tuple[VersionName | None, VersionName], CodedVersion] = {}
         self._blocks: dict[tuple[bytes, bytes], list[Block]] = {}
 
-    def weights(self, name: Name) -> Weights:
+    def weights(self, name: VersionName) -> ModelWeights:
         """The bits of a version; read-only."""
         found = self._weights.get(name)
         if found is None:
             found = self._weights[name] = self._make(name)
         return found
 
-    def coded(self, base: Name | None, name: Name) -> Coded:
+    def coded(self, base: VersionName | None, name: VersionName) -> CodedVersion:
         """The delta between two versions, or the anchor of one."""
         found = self._coded.get((base, name))
         if found is None:
@@ -85,7 +85,7 @@ class History:
             self._blocks[table, data] = found
         return found
 
-    def _make(self, name: Name) -> Weights:
+    def _make(self, name: VersionName) -> ModelWeights:
         rng = np.random.default_rng([self.seed, *name])
         before = self.weights(name[:-1]).units if len(name) > 1 else None
         made = []
@@ -98,9 +98,9 @@ class History:
                 units[changed] += rng.integers(1, 4, int(changed.sum())).astype(spec.unit)
             units.flags.writeable = False
             made.append(units)
-        return Weights(tuple(made), digest_of(self.specs, made))
+        return ModelWeights(tuple(made), digest_of(self.specs, made))
 
-    def _code(self, base: Name | None, name: Name) -> Coded:
+    def _code(self, base: VersionName | None, name: VersionName) -> CodedVersion:
         new = self.weights(name).units
         old = self.weights(base).units if base is not None else None
         rows = [self._row(i, units, old is not None) for i, units in enumerate(new)]
@@ -110,7 +110,7 @@ class History:
             chunks += list(encoder.add(i, None if old is None else old[i], units))
             # Closed early, so that even a tiny delta has chunks enough to be worth a swarm.
             chunks += list(encoder.finish())
-        return Coded(
+        return CodedVersion(
             base,
             name,
             pack_table(rows),
@@ -126,9 +126,9 @@ class History:
 
 
 @functools.cache
-def history(model: int) -> History:
+def history(model: int) -> ModelHistory:
     """The shared history of one model."""
-    return History(model)
+    return ModelHistory(model)
 
 
 @functools.cache
@@ -138,7 +138,7 @@ def signing_key(seed: int) -> Ed25519PrivateKey:
 
 
 def signed_manifest(
-    bits: History, coded: Coded, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
+    bits: ModelHistory, coded: CodedVersion, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
 ) -> tuple[Manifest, SignedManifest]:
     """Describe and sign an anchor or delta as a trainer of this run and epoch does."""
     manifest = Manifest(

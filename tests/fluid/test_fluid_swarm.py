@@ -105,11 +105,11 @@ def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
 def test_all_live_nodes_converge_while_nodes_come_and_go() -> None:
     # Six tenths of the nodes a minute, and more plans under way.
     network = drawn(66, 4)
-    spare = spare_hosts(network.names, network.names[network.trainer], 6, 3)
+    idle_hosts = spare_hosts(network.names, network.names[network.trainer], 6, 3)
     options = replace(SMALL, payload_bytes=16 << 20, versions=4, every=3.0)
     wasted = []
     for seed in range(3, 6):
-        figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, spare=spare)
+        figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, idle_hosts=idle_hosts)
         check_churned(figures, trace, network)
         wasted.append(figures.wasted)
     # Who misses a parent asks others for what may be on its way still.
@@ -133,8 +133,8 @@ def test_without_a_plan_everything_is_pulled() -> None:
 
 def test_a_node_that_joins_wants_the_newest_payload() -> None:
     network = drawn(20, 2)
-    spare = frozenset(network.names[-1:])
-    swarm = FluidSwarm(network, replace(SMALL, payload_bytes=8 << 20), spare)
+    idle_hosts = frozenset(network.names[-1:])
+    swarm = FluidSwarm(network, replace(SMALL, payload_bytes=8 << 20), idle_hosts)
     swarm.start()
     swarm.clock.at(3.0, swarm.join, network.names[-1])
     swarm.run()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Message, Ping
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.payload import SCALE
-from p2psync.topology.fluid.servers import HEADERS, FluidNetwork, Pipe, Server
+from p2psync.topology.fluid.servers import HEADERS, FluidNetwork, LinkServer, Pipe
 from p2psync.topology.model import Link, Region, Topology
 from p2psync.topology.network import from_topology
 
@@ -20,7 +20,7 @@ TURN = (64 << 10) * 8 * HEADERS / 100e6
 class Host:
     """Notes what happens."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: VirtualClock) -> None:
         self.name, self.alive, self.clock = name, True, clock
         self.left: list[float] = []
         self.came: list[tuple[float, Message]] = []
@@ -32,23 +32,23 @@ class Host:
         self.came.append((self.clock.now, message))
 
 
-def pair(rate: float, buffer: float = 0.2) -> tuple[Clock, FluidNetwork, Host, Host, Pipe]:
+def pair(rate: float, buffer: float = 0.2) -> tuple[VirtualClock, FluidNetwork, Host, Host, Pipe]:
     """Two hosts of 100 Mbit/s each way in two regions, 10 ms apart, on a link of this rate."""
     network = from_topology(
         Topology("a-0", {"a": Region(2, 100), "b": Region(2, 100)}, [Link(("a", "b"), rate, delay_ms=10)])
     )
-    clock = Clock(0)
+    clock = VirtualClock(0)
     net = FluidNetwork(network, clock, buffer)
     here, there = Host("a-0", clock), Host("b-0", clock)
     return clock, net, here, there, net.pipe(here, 0, there, 2)
 
 
-def run(clock: Clock, until: float = 100.0) -> None:
+def run(clock: VirtualClock, until: float = 100.0) -> None:
     clock.run(until, lambda: False)
 
 
 def test_a_server_passes_one_thing_after_another() -> None:
-    server = Server(8 * SCALE / 1e6 * 1000)
+    server = LinkServer(8 * SCALE / 1e6 * 1000)
     assert [server.take(1000, 0.0), server.take(1000, 0.5), server.take(1000, 5.0)] == [1.0, 2.0, 6.0]
     assert server.nbytes == 3000
 
@@ -91,7 +91,7 @@ def test_control_messages_take_the_delay_alone() -> None:
     clock, net, _, there, pipe = pair(rate=1)
     for _ in range(20):
         net.send(pipe, CHUNK)
-    net.tell(pipe.delay, [(pipe, Ping(1))])
+    net.send_control(pipe.delay, [(pipe, Ping(1))])
     run(clock, 0.0103)
     assert [message for _, message in there.came] == [Ping(1)]
 

@@ -16,7 +16,7 @@ from p2psync.errors import HubError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import HUB_HOST, NodeInfo
 from p2psync.net.addresses import url_of
-from p2psync.net.dialling import ATTEMPT_DELAY
+from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -89,7 +89,7 @@ def test_a_hub_is_reached_past_a_silent_address_of_its_name(monkeypatch: pytest.
         await service.stop()
         return took
 
-    assert ATTEMPT_DELAY * 0.9 <= inside(lambda: asyncio.run(main()), [*LINK, *SILENCE]) < 3
+    assert ATTEMPT_DELAY_SECONDS * 0.9 <= inside(lambda: asyncio.run(main()), [*LINK, *SILENCE]) < 3
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import pytest
 from hub_parts import TRUSTED, Clock, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
-from p2psync.membership.changes import put_together
+from p2psync.membership.changes import merge_views
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.hub import HubConfig
-from p2psync.membership.leases import Ended
-from p2psync.membership.records import HUB_HOST, Join, Measures, Member, Path
-from p2psync.membership.suspicion import DOUBT
+from p2psync.membership.leases import EndedLease
+from p2psync.membership.records import HUB_HOST, Join, Member, NodeStatistics, PathStatistics
+from p2psync.membership.suspicion import SUSPICION_SECONDS
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -66,7 +66,7 @@ async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clo
 async def test_who_listens_is_told_of_renewals_and_of_every_end(
     hub: HubService, client: HubClient, clock: Clock
 ) -> None:
-    ended: list[Ended] = []
+    ended: list[EndedLease] = []
     renewed: list[Member] = []
     hub.on_ended(ended.append)
     hub.on_renewed(renewed.append)
@@ -76,8 +76,8 @@ async def test_who_listens_is_told_of_renewals_and_of_every_end(
     await client.renew(second.lease, 5)
     clock.now += 10
     hub.tick()
-    told = [(e.lease, e.reason) for e in ended]
-    assert told == [(first.lease, "replaced"), (left.lease, "left"), (second.lease, "expired")]
+    reported = [(e.lease, e.reason) for e in ended]
+    assert reported == [(first.lease, "replaced"), (left.lease, "left"), (second.lease, "expired")]
     assert renewed == [Member(info=node(1), version=5)]
 
 
@@ -104,14 +104,14 @@ async def test_who_hangs_up_is_in_doubt_at_once_and_not_if_it_asks_again(hub: Hu
     lease = (await client.join(node(1))).lease
     begun = hub.now()
     assert hub.core.next_expiry() == begun + 10
-    for ending in (begun + DOUBT, begun + 10):
+    for ending in (begun + SUSPICION_SECONDS, begun + 10):
         poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
         await until(lambda: hub.waiting == 1)
         assert hub.core.next_expiry() == begun + 10
         poll.cancel()
         await until(lambda: hub.waiting == 0)
-        assert hub.core.next_expiry() == begun + DOUBT
-        if ending > begun + DOUBT:
+        assert hub.core.next_expiry() == begun + SUSPICION_SECONDS
+        if ending > begun + SUSPICION_SECONDS:
             await client.view(lease=lease)
             assert hub.core.next_expiry() == ending
 
@@ -160,21 +160,23 @@ async def test_a_renewal_carries_the_rate_at_which_a_member_fetches(hub: HubServ
     assert [member.fetch_rate for member in (await client.status()).view.members] == [2_500_000]
 
 
-@pytest.mark.parametrize("told", [3, 256, 257, 1000, 5000])
+@pytest.mark.parametrize("reported", [3, 256, 257, 1000, 5000])
 async def test_a_renewal_of_any_size_keeps_its_lease(
-    hub: HubService, client: HubClient, clock: Clock, told: int
+    hub: HubService, client: HubClient, clock: Clock, reported: int
 ) -> None:
     lease = (await client.join(node(1))).lease
-    paths = [Path(f"{number:032x}", 0.123, 123456.0, 123456.0, 0.0123, False, 0.123) for number in range(told)]
+    paths = [
+        PathStatistics(f"{number:032x}", 0.123, 123456.0, 123456.0, 0.0123, False, 0.123) for number in range(reported)
+    ]
     for _ in range(4):
         clock.now += 9
-        granted = await client.renew(lease, 3, "ab" * 16, measures=Measures(paths=paths))
+        granted = await client.renew(lease, 3, "ab" * 16, statistics=NodeStatistics(paths=paths))
         hub.tick()
         assert len(hub.core) == 1
-        assert bool(granted.refused) is (told > MAX_PATHS) and "\n" not in granted.refused
+        assert bool(granted.refused) is (reported > MAX_PATHS) and "\n" not in granted.refused
 
 
-@pytest.mark.parametrize("rest", [b",", b' ,"measures":' + b"[" * 60_000, b',"version":"' + b"x" * (1 << 20)])
+@pytest.mark.parametrize("rest", [b",", b' ,"statistics":' + b"[" * 60_000, b',"version":"' + b"x" * (1 << 20)])
 async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
     hub: HubService, url: str, client: HubClient, clock: Clock, rest: bytes
 ) -> None:
@@ -209,7 +211,7 @@ async def test_who_comes_again_is_told_what_changed_however_many_members_there_a
     await client.join(node(members))
     news = await waiting
     assert (news.since, [member.info for member in news.members]) == (known.revision, [node(members)])
-    assert put_together(known, news) == await client.view()
+    assert merge_views(known, news) == await client.view()
     idle = await client.view(news.instance, news.revision, changes=True)
     assert (idle.members, idle.lineage, idle.since) == ([], [], news.revision)
     assert len((await client.view(news.instance, known.revision)).members) == members + 1, "all of it to who asks so"

@@ -16,11 +16,11 @@ from hub_parts import KEY, RUN, TRAINER, TRUSTED, manifest, node, until
 from p2psync.errors import HubError, LeaseError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Path, View
+from p2psync.membership.records import NodeStatistics, PathStatistics, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import pack, unpack
-from p2psync.protocol.plan import NodePlan, Place, outside
+from p2psync.protocol.plan import NodePlan, TreePosition, outside
 
 
 class StarPlanner:
@@ -40,11 +40,11 @@ class StarPlanner:
         self.tasks.append(task)
         self.threads.add(threading.get_ident())
         self._before()
-        book = StarBook(len(self.tasks), task)
-        book.remarks = {
-            f"odd {m.info.node}": f"{m.info.node} is odd, as of plan {book.revision}" for m in task.members[1:]
+        plan_result = StarBook(len(self.tasks), task)
+        plan_result.diagnostics = {
+            f"odd {m.info.node}": f"{m.info.node} is odd, as of plan {plan_result.revision}" for m in task.members[1:]
         }
-        return book if self.odd else StarBook(len(self.tasks), task)
+        return plan_result if self.odd else StarBook(len(self.tasks), task)
 
 
 class StarBook:
@@ -52,21 +52,27 @@ class StarBook:
 
     def __init__(self, revision: int, task: PlanTask) -> None:
         self.revision = revision
-        self.remarks: dict[str, str] = {}
+        self.diagnostics: dict[str, str] = {}
         self._trainer = task.trainer
         self._actors = [m.info.node for m in task.members if m.info.node != task.trainer]
 
     def node_plan(self, name: str) -> NodePlan | None:
         if name == self._trainer:
-            return NodePlan(self.revision, self._actors, [1], [Place(-1, list(range(len(self._actors))), 0, 5.0)])
-        return NodePlan(self.revision, [self._trainer], [1], [Place(0, [], 1, 5.0)]) if name in self._actors else None
+            return NodePlan(
+                self.revision, self._actors, [1], [TreePosition(-1, list(range(len(self._actors))), 0, 5.0)]
+            )
+        return (
+            NodePlan(self.revision, [self._trainer], [1], [TreePosition(0, [], 1, 5.0)])
+            if name in self._actors
+            else None
+        )
 
 
 @asynccontextmanager
 async def planning(planner: StarPlanner, troubles: list[str] | None = None) -> AsyncIterator[HubClient]:
     """A client of a hub on the real clock that plans, and whose run is claimed."""
-    told = [] if troubles is None else troubles
-    service = HubService(HubConfig(trusted=TRUSTED), planner=planner, on_trouble=told.append)
+    reported = [] if troubles is None else troubles
+    service = HubService(HubConfig(trusted=TRUSTED), planner=planner, on_trouble=reported.append)
     async with HubClient(f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}") as client, asyncio.timeout(10):
         await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)
         try:
@@ -88,8 +94,8 @@ async def test_a_node_gets_its_part_and_waiting_nodes_are_woken() -> None:
         trainer = await client.join(node(0, node=TRAINER, role="trainer"))
         actor = await client.join(node(1))
         await shown(client, 1)
-        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [Place(-1, [0], 0, 5.0)])
-        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [Place(0, [], 1, 5.0)])
+        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [TreePosition(-1, [0], 0, 5.0)])
+        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [TreePosition(0, [], 1, 5.0)])
         await client.leave(actor.lease)
         other = await client.join(node(2))
         await shown(client, 2)
@@ -119,11 +125,11 @@ async def test_measures_reach_the_planner_and_hostile_ones_do_not() -> None:
     async with planning(planner := StarPlanner()) as client:
         await client.join(node(0, node=TRAINER))
         lease = (await client.join(node(1))).lease
-        told = Measures(up=30.0, down=40.0, paths=[Path(TRAINER, 0.05, 20.0, 30.0, 0.01, True)])
-        await client.renew(lease, measures=told)
-        assert "out of bounds" in (await client.renew(lease, measures=Measures(up=-5.0))).refused
+        reported = NodeStatistics(up=30.0, down=40.0, paths=[PathStatistics(TRAINER, 0.05, 20.0, 30.0, 0.01, True)])
+        await client.renew(lease, statistics=reported)
+        assert "out of bounds" in (await client.renew(lease, statistics=NodeStatistics(up=-5.0))).refused
         await shown(client, 1)
-        while planner.tasks[-1].measures != {node(1).node: told}:
+        while planner.tasks[-1].statistics != {node(1).node: reported}:
             await shown(client, len(planner.tasks) + 1)
 
 

@@ -99,19 +99,19 @@ async def test_a_later_epoch_fences_the_earlier(client: HubClient) -> None:
 
 
 async def test_a_hub_tells_people_when_another_run_has_it() -> None:
-    told: list[str] = []
-    service = HubService(HubConfig(trusted=TRUSTED), on_trouble=told.append)
+    reported: list[str] = []
+    service = HubService(HubConfig(trusted=TRUSTED), on_trouble=reported.append)
     await service.start("127.0.0.1", 0)
     try:
         async with HubClient(f"http://127.0.0.1:{service.port}") as client:
             await claim(client)
             await claim(client, epoch=2)
-            assert told == []
+            assert reported == []
             later = "0" * 11 + "2" + "b" * 20
             await client.claim(KEY, node="e" * 32, run=later, epoch=1, take_over=True)
     finally:
         await service.stop()
-    (line,) = told
+    (line,) = reported
     assert line.startswith("this hub changed hands: trainer eeeeeeee at 127.0.0.1 claimed run 000000000002")
     assert line.endswith("with --take-over, from run 000000000001 (created 1970-01-01 00:00:00 UTC)")
 

@@ -138,7 +138,7 @@ async def test_an_embedder_adds_routes_that_answer_errors_alike(clock: Clock) ->
 
 
 async def test_too_many_pollers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2psync.net.hub._SPARE_WAITERS", 0)
+    monkeypatch.setattr("p2psync.net.hub._EXTRA_LONG_POLLS", 0)
     service = HubService(HubConfig(trusted=TRUSTED, max_members=1))
     async with HubClient(f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}") as client:
         poll = asyncio.create_task(client.view(service.core.instance, 0, wait=30))

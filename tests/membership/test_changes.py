@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from membership_parts import LATER_RUN, RUN, announce, claim, fresh, make_core, manifest, node
 
 from p2psync.errors import FormatError
-from p2psync.membership.changes import ChangeLog, put_together
+from p2psync.membership.changes import ChangeLog, merge_views
 from p2psync.membership.hub import HubCore
 from p2psync.membership.records import Join, Leave, Renew, View
 
@@ -70,12 +70,12 @@ def test_who_is_told_what_changed_knows_what_all_know(events: list[tuple[int, in
     for what, number in events:
         if what == 8:  # it asks, after as many changes as there were
             news = swarm.core.changes(known.revision)
-            known = put_together(known, news) if news is not None else swarm.core.view(known.revision)
+            known = merge_views(known, news) if news is not None else swarm.core.view(known.revision)
             assert bare(known) == bare(swarm.core.view())
         else:
             swarm.happen(what, number)
     news = swarm.core.changes(known.revision)
-    assert news is None or bare(put_together(known, news)) == bare(swarm.core.view())
+    assert news is None or bare(merge_views(known, news)) == bare(swarm.core.view())
 
 
 def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
@@ -112,5 +112,5 @@ def test_changes_go_on_from_one_view_alone() -> None:
     news = View(instance="hub", revision=5, since=4)
     for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
         with pytest.raises(FormatError, match="asks for all of it"):
-            put_together(before, news)
-    assert put_together(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)
+            merge_views(before, news)
+    assert merge_views(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)

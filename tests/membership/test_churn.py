@@ -13,8 +13,8 @@ from membership_parts import announce, claim, fresh, make_core, manifest, node
 from p2psync.errors import FencedError
 from p2psync.membership.changes import MAX_CHANGES
 from p2psync.membership.hub import HubCore
-from p2psync.membership.planning import PlanBook
-from p2psync.membership.records import Join, Leave, Measures, Member, NodeInfo, Path, Renew, View
+from p2psync.membership.planning import PlanResult
+from p2psync.membership.records import Join, Leave, Member, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig, NodeCore
@@ -27,7 +27,7 @@ AT_A_TIME, ROUNDS = 20, 60
 class Book:
     """A plan of those who are there."""
 
-    remarks: dict[str, str] = {}  # noqa: RUF012 (a plan has none here)
+    diagnostics: dict[str, str] = {}  # noqa: RUF012 (a plan has none here)
 
     def __init__(self, revision: int, members: list[str]) -> None:
         self.revision = revision
@@ -50,12 +50,12 @@ def at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> list[i
         names = [info.node for info in infos]
         core.renew(Renew(lease="trainer"), now=now)
         for lease, name in zip(leases, names, strict=True):
-            paths = [Path(other, failed=True) for other in names if other != name]
-            core.renew(Renew(lease=lease, version=number, measures=Measures(paths=paths)), now=now + 1)
+            paths = [PathStatistics(other, failed=True) for other in names if other != name]
+            core.renew(Renew(lease=lease, version=number, statistics=NodeStatistics(paths=paths)), now=now + 1)
         task = core.begin_plan(now + 2)
         assert task is not None
-        book: PlanBook = Book(number + 1, [member.info.node for member in task.members])
-        core.plan_made(book, now + 2)
+        plan_result: PlanResult = Book(number + 1, [member.info.node for member in task.members])
+        core.plan_made(plan_result, now + 2)
         turn(core, number, leases, now + 3)
         core.renew(Renew(lease="trainer"), now=now + 9)
         now += 14
@@ -77,7 +77,7 @@ def expire(core: HubCore, number: int, leases: list[str], now: float) -> None:
 
 def break_off(core: HubCore, number: int, leases: list[str], now: float) -> None:
     for lease in leases:
-        core.broke_off(lease, now)
+        core.suspect(lease, now)
     core.expire(now + 2)
 
 
@@ -124,10 +124,10 @@ def test_what_a_node_tells_and_a_hub_holds_is_bounded_in_a_swarm_of_any_size(mem
     gauges.most_told = most_paths(members)
     for number in range(members):
         gauges.failed(f"{number:032x}")
-    told = gauges.measures()
-    assert len(told.paths) == min(members, most_paths(members))
-    assert len(msgspec.json.encode(Renew(lease="a" * 32, measures=told))) < 32 << 10
+    reported = gauges.statistics()
+    assert len(reported.paths) == min(members, most_paths(members))
+    assert len(msgspec.json.encode(Renew(lease="a" * 32, statistics=reported))) < 32 << 10
     assert members * most_paths(members) <= max(1 << 16, 32 * members)
     core = make_core()
     core.join(Join(info=NodeInfo(node="f" * 32, role="actor")), lease="one", now=0.0)
-    assert core.renew(Renew(lease="one", measures=told), now=1.0).refused == ""
+    assert core.renew(Renew(lease="one", statistics=reported), now=1.0).refused == ""

@@ -65,10 +65,10 @@ def test_acknowledging_a_version_is_shown_but_wakes_nobody() -> None:
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     granted = core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=3)
     assert granted.revision == 1
-    assert core.acknowledged == 1
+    assert core.acknowledgements == 1
     assert core.view().members[0].version == 7
     core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=6)
-    assert core.acknowledged == 1
+    assert core.acknowledgements == 1
 
 
 def test_joining_again_ends_the_earlier_lease_and_shows_only_what_differs() -> None:
@@ -352,11 +352,11 @@ def test_ids_to_retire_must_be_ids() -> None:
 def test_news_marks_claims_and_announcements_but_not_members() -> None:
     core = make_core()
     core.join(Join(info=node(1)), lease=fresh(), now=0)
-    assert (core.news, core.revision) == (0, 1)
+    assert (core.urgent_revision, core.revision) == (0, 1)
     token = claim(core)
-    assert core.news == 2
+    assert core.urgent_revision == 2
     announce(core, token, manifest(0))
-    assert core.news == core.revision == 3
+    assert core.urgent_revision == core.revision == 3
 
 
 def test_a_hub_without_sense_is_refused() -> None:

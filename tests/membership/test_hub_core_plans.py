@@ -9,9 +9,9 @@ from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manif
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.hub import HubCore
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Announce, Join, Leave, Measures, Renew
-from p2psync.membership.suspicion import DOUBT
-from p2psync.protocol.plan import NodePlan, Place, outside
+from p2psync.membership.records import Announce, Join, Leave, NodeStatistics, Renew
+from p2psync.membership.suspicion import SUSPICION_SECONDS
+from p2psync.protocol.plan import NodePlan, TreePosition, outside
 
 TRAINER = node(1).node
 
@@ -21,11 +21,11 @@ class Book:
 
     def __init__(self, revision: int, *names: str) -> None:
         self.revision = revision
-        self.remarks: dict[str, str] = {}
+        self.diagnostics: dict[str, str] = {}
         self.names = names
 
     def node_plan(self, name: str) -> NodePlan | None:
-        return NodePlan(self.revision, [], [1], [Place(-1, [], 0, 1.0)]) if name in self.names else None
+        return NodePlan(self.revision, [], [1], [TreePosition(-1, [], 0, 1.0)]) if name in self.names else None
 
 
 def planned_hub(actors: int = 2) -> tuple[HubCore, list[str]]:
@@ -73,13 +73,13 @@ def test_the_planner_is_told_whether_anything_is_on_its_way() -> None:
     core, leases = planned_hub()
 
     def is_quiet(now: float, *versions: int) -> bool:
-        core.renew(Renew(lease=leases[0], measures=Measures(up=10 * now)), now=now)
+        core.renew(Renew(lease=leases[0], statistics=NodeStatistics(up=10 * now)), now=now)
         for lease, version in zip(leases[1:], versions, strict=True):
             core.renew(Renew(lease=lease, version=version, digest="a" * 32), now=now)
         task = core.begin_plan(core.next_plan())
         assert task is not None
         core.plan_made(Book(int(now)), now)
-        return task.quiet
+        return task.idle
 
     assert is_quiet(2, 7, 8), "no version yet"
     announce(core, claim(core), manifest(0))
@@ -91,15 +91,15 @@ def test_the_planner_is_told_whether_anything_is_on_its_way() -> None:
 def test_what_was_measured_while_chunks_flowed_is_planned_with_once_all_run_the_newest() -> None:
     core, leases = planned_hub()
     announce(core, claim(core), manifest(0))
-    core.renew(Renew(lease=leases[1], measures=Measures(up=30.0)), now=5)
+    core.renew(Renew(lease=leases[1], statistics=NodeStatistics(up=30.0)), now=5)
     assert core.begin_plan(core.next_plan()) is not None
     core.plan_made(Book(2), 6.5)
     core.renew(Renew(lease=leases[0]), now=7)
-    core.renew(Renew(lease=leases[1], version=0, digest="a" * 32, measures=Measures(up=30.5)), now=8)
+    core.renew(Renew(lease=leases[1], version=0, digest="a" * 32, statistics=NodeStatistics(up=30.5)), now=8)
     assert core.next_plan() == float("inf")
     core.renew(Renew(lease=leases[2], version=0, digest="a" * 32), now=9)
     task = core.begin_plan(core.next_plan())
-    assert task is not None and task.quiet
+    assert task is not None and task.idle
     core.plan_made(Book(2), 10)
     announce(core, claim(core), manifest(1, 0))
     for lease in leases[1:]:
@@ -109,19 +109,19 @@ def test_what_was_measured_while_chunks_flowed_is_planned_with_once_all_run_the_
 
 def test_measures_reach_the_planner() -> None:
     core, leases = planned_hub()
-    core.renew(Renew(lease=leases[1], measures=Measures(up=30.0)), now=5)
+    core.renew(Renew(lease=leases[1], statistics=NodeStatistics(up=30.0)), now=5)
     task = core.begin_plan(core.next_plan())
-    assert task is not None and task.measures == {node(2).node: Measures(up=30.0)}
+    assert task is not None and task.statistics == {node(2).node: NodeStatistics(up=30.0)}
 
 
 def test_a_new_plan_raises_the_revision_once_and_is_no_news_of_the_run() -> None:
     core, _ = planned_hub()
-    revision, news = core.revision, core.news
+    revision, urgent_revision = core.revision, core.urgent_revision
     assert core.view().plan == 1
     core.join(Join(info=node(7)), lease=fresh(), now=2)
     assert core.begin_plan(3) is not None
     core.plan_made(Book(2), 3)
-    assert (core.view().plan, core.revision, core.news) == (2, revision + 2, news)
+    assert (core.view().plan, core.revision, core.urgent_revision) == (2, revision + 2, urgent_revision)
     core.join(Join(info=node(8)), lease=fresh(), now=4)
     assert core.begin_plan(5) is not None
     core.plan_made(Book(2), 5)
@@ -141,7 +141,7 @@ def test_a_failed_plan_leaves_the_last_one() -> None:
 
 def test_each_member_gets_its_part_and_proves_that_it_is_one() -> None:
     core, leases = planned_hub()
-    assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [Place(-1, [], 0, 1.0)])
+    assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [TreePosition(-1, [], 0, 1.0)])
     newcomer = core.join(Join(info=node(7)), lease=fresh(), now=2).lease
     assert core.node_plan(newcomer, 2) == outside(1)
     core.node_plan(newcomer, 2).check()
@@ -179,7 +179,7 @@ def test_who_comes_again_gets_only_manifests_that_it_has_not_seen() -> None:
     announce(core, token, retire=(core.view().lineage[0].id,))
     core.join(Join(info=node(1)), lease=fresh(), now=0)
     assert inlined(core, revisions[2]) == [3]
-    assert core.news_after(revisions[2]) == 1
+    assert core.new_manifests_after(revisions[2]) == 1
 
 
 def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_bytes() -> None:
@@ -187,7 +187,7 @@ def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_
     token = claim(core)
     announce(core, token, manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
     assert inlined(core, 0) == list(range(12, 20))
-    tight = make_core(news_bytes=2 * len(manifest(5, 4)))
+    tight = make_core(new_manifests_bytes=2 * len(manifest(5, 4)))
     announce(tight, claim(tight), manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
     assert inlined(tight, 0) == [18, 19]
     assert len(inlined(tight, -1)) == 20
@@ -200,21 +200,21 @@ def test_nodes_beside_the_trainer_are_planned_with_it_until_another_trainer_clai
         role = "trainer" if i < 4 else "actor"
         core.join(Join(info=msgspec.structs.replace(node(i), role=role)), lease=fresh(), now=0)
     task = core.begin_plan(1)
-    assert task is not None and not task.beside
+    assert task is not None and not task.co_publishers
     assert {m.info.node for m in task.members} == {node(i).node for i in (1, 4, 5)}
     core.plan_made(Book(1), 1)
-    core.announce(Announce(token=token, beside=[node(2).node, node(9).node]), now=0.0)
+    core.announce(Announce(token=token, co_publishers=[node(2).node, node(9).node]), now=0.0)
     task = core.begin_plan(max(2, core.next_plan()))
-    assert task is not None and task.beside == {node(2).node}  # the other one is no member
+    assert task is not None and task.co_publishers == {node(2).node}  # the other one is no member
     assert {m.info.node for m in task.members} == {node(i).node for i in (1, 2, 4, 5)}
     core.plan_made(Book(2), 3)
-    core.announce(Announce(token=token, remark="nothing new of them"), now=0.0)
+    core.announce(Announce(token=token, note="nothing new of them"), now=0.0)
     assert core.next_plan() == float("inf")
     with pytest.raises(FormatError):
-        core.announce(Announce(token=token, beside=["x"]), now=0.0)
+        core.announce(Announce(token=token, co_publishers=["x"]), now=0.0)
     claim(core, epoch=2, claimant=3, now=4)
     task = core.begin_plan(max(5, core.next_plan()))
-    assert task is not None and (task.trainer, task.beside) == (node(3).node, frozenset())
+    assert task is not None and (task.trainer, task.co_publishers) == (node(3).node, frozenset())
 
 
 def members_of(task: object) -> list[str]:
@@ -225,19 +225,19 @@ def members_of(task: object) -> list[str]:
 
 def test_who_breaks_off_and_does_not_come_back_is_planned_for_no_more() -> None:
     core, leases = planned_hub()
-    core.broke_off(leases[1], 2)
+    core.suspect(leases[1], 2)
     core.expire(2)
-    assert core.next_plan() == float("inf") and core.next_expiry() == 2 + DOUBT
-    core.expire(2 + DOUBT)
+    assert core.next_plan() == float("inf") and core.next_expiry() == 2 + SUSPICION_SECONDS
+    core.expire(2 + SUSPICION_SECONDS)
     task = core.begin_plan(core.next_plan())
     assert members_of(task) == [TRAINER, node(3).node]
     assert len(core) == 3, "it holds its lease, and is a member to all"
     core.plan_made(Book(2), 4)
-    for there in (lambda: core.is_there(leases[1], 5), lambda: core.renew(Renew(lease=leases[1]), now=8)):
+    for there in (lambda: core.heard_from(leases[1], 5), lambda: core.renew(Renew(lease=leases[1]), now=8)):
         there()
         assert node(2).node in members_of(core.begin_plan(core.next_plan()))
         core.plan_made(Book(3), 7)
-        core.broke_off(leases[1], 7)
+        core.suspect(leases[1], 7)
         core.expire(8)
         assert node(2).node not in members_of(core.begin_plan(core.next_plan()))
         core.plan_made(Book(4), 8)
@@ -245,15 +245,15 @@ def test_who_breaks_off_and_does_not_come_back_is_planned_for_no_more() -> None:
 
 def test_who_breaks_off_and_asks_again_is_in_the_plan_all_the_time() -> None:
     core, leases = planned_hub()
-    core.broke_off(leases[1], 2)
-    assert not core.is_there(leases[1], 2.5)
+    core.suspect(leases[1], 2)
+    assert not core.heard_from(leases[1], 2.5)
     core.expire(9)
     assert core.next_plan() == float("inf")
 
 
 def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
     core, leases = planned_hub()
-    core.broke_off(leases[1], 2)
+    core.suspect(leases[1], 2)
     core.expire(3)
     assert core.begin_plan(core.next_plan()) is not None
     core.plan_made(Book(2), 3)
@@ -263,10 +263,10 @@ def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
 
 def test_a_lease_that_has_ended_is_in_no_doubt() -> None:
     core, leases = planned_hub()
-    core.broke_off(leases[1], 2)
+    core.suspect(leases[1], 2)
     core.leave(Leave(lease=leases[1]), now=2.1)
-    core.broke_off(leases[1], 2.2)
-    core.broke_off("nobody's", 2.2)
+    core.suspect(leases[1], 2.2)
+    core.suspect("nobody's", 2.2)
     assert core.begin_plan(core.next_plan()) is not None
     core.plan_made(Book(2), 2.3)
     assert core.next_expiry() == 10

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2psync.errors import UsageError
-from p2psync.membership.runs import ANY, NEWEST, Refusal, is_newer, later_run, parse_follow, run_name, why_not
+from p2psync.membership.runs import ANY, NEWEST, RunRefusal, is_newer, later_run, parse_follow, run_name, why_not
 
 A, B = "01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20
 RUNS = st.sampled_from([A, B, "01a221f1a064" + "c" * 20])
@@ -77,5 +77,5 @@ def test_runs_are_named_by_the_digits_and_the_time_of_their_creation() -> None:
     ],
 )
 def test_a_refusal_names_both_runs_and_the_ways_out(reason: str, ways_out: list[str]) -> None:
-    text = Refusal(reason, A, 1, B, 2, A[:12]).text()  # type: ignore[arg-type]
+    text = RunRefusal(reason, A, 1, B, 2, A[:12]).text()  # type: ignore[arg-type]
     assert "not followed" in text and "\n" not in text and all(way in text for way in ways_out)

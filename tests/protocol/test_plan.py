@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2psync.errors import FormatError
-from p2psync.protocol.plan import NodePlan, Place, tree_of_chunks
+from p2psync.protocol.plan import NodePlan, TreePosition, tree_of_chunks
 
 PLAN = NodePlan(
     3,
     ["x", "y", "z"],
     [600, 400],
-    [Place(0, [1, 2], 1, 60.0), Place(1, [], 2, 40.0)],
+    [TreePosition(0, [1, 2], 1, 60.0), TreePosition(1, [], 2, 40.0)],
 )
 SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 
@@ -29,8 +29,8 @@ def test_fractions_follow_from_places() -> None:
 
 def test_what_may_be_sent_is_what_is_foreseen_and_what_the_way_has_to_spare() -> None:
     assert PLAN.limits_to() == {}, "the plan does not say"
-    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5, 2.0]).limits_to() == {"y": 90.0, "z": 120.0}
-    assert msgspec.structs.replace(PLAN, spare=[1.0, 1.5]).limits_to() == {"y": 90.0}
+    assert msgspec.structs.replace(PLAN, headroom=[1.0, 1.5, 2.0]).limits_to() == {"y": 90.0, "z": 120.0}
+    assert msgspec.structs.replace(PLAN, headroom=[1.0, 1.5]).limits_to() == {"y": 90.0}
 
 
 def test_a_plan_travels_small_and_comes_back_whole() -> None:
@@ -44,18 +44,18 @@ def test_a_plan_travels_small_and_comes_back_whole() -> None:
     [
         NodePlan(0, ["x"], [], []),
         NodePlan(0, ["x"], [1], []),
-        NodePlan(0, ["x"], [0], [Place(0, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(1, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(-2, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(0, [7], 1, 1.0)]),
-        NodePlan(0, ["x"], [1] * 300, [Place(0, [], 1, 1.0)] * 300),
-        NodePlan(0, ["x"], [1], [Place(0, [0] * 2000, 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1.0, 1.0]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[0.0]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[float("nan")]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1.0)], spare=[1e300]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, 1e300)]),
-        NodePlan(0, ["x"], [1], [Place(0, [], 1, -1.0)]),
+        NodePlan(0, ["x"], [0], [TreePosition(0, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(1, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(-2, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [7], 1, 1.0)]),
+        NodePlan(0, ["x"], [1] * 300, [TreePosition(0, [], 1, 1.0)] * 300),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [0] * 2000, 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[1.0, 1.0]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[0.0]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[float("nan")]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[1e300]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1e300)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, -1.0)]),
     ],
 )
 def test_what_no_planner_makes_is_refused(wrong: NodePlan) -> None:

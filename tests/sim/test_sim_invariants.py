@@ -13,7 +13,7 @@ from p2psync.swarm.core import Swarm
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeCore
 
-CALM = SimConfig(faults=(), liars=(), bound=20.0)
+ANNOUNCE_SETTLE_SECONDS = SimConfig(faults=(), liars=(), bound=20.0)
 
 
 def failure(config: SimConfig, seeds: int = 12) -> SimFailure:
@@ -45,12 +45,12 @@ def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Follower, "target", there_and_back)
     monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
-    assert failure(CALM).kind == "rising"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "rising"
 
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
-    error = failure(CALM)
+    error = failure(ANNOUNCE_SETTLE_SECONDS)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)
 
@@ -58,7 +58,7 @@ def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # What comes from the disk are bytes, what comes from peers is a view of memory.
     monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: isinstance(data, bytes))
-    assert failure(CALM).kind == "honest"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "honest"
 
 
 def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,4 +77,4 @@ def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_running_in_circles_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_EVENTS", 20_000)
     monkeypatch.setattr(NodeCore, "next_wake", lambda self, now: now)
-    assert failure(CALM).kind == "busy"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "busy"

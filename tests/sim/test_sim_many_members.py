@@ -8,9 +8,9 @@ import random
 import msgspec
 
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, MembershipClient
-from p2psync.membership.records import DEFAULT_TTL, Join, Lease, Measures, NodeInfo, View
+from p2psync.membership.records import DEFAULT_TTL, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
-from p2psync.sim.network import Host
+from p2psync.sim.network import SimHost
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig
 from p2psync.swarm.told_paths import PATHS_IN_ALL, most_paths
@@ -26,22 +26,22 @@ ANNOUNCEMENT_BYTES = 6000
 NODE = NodeConfig(swarm=SWARM, max_peers=4)
 
 
-def all_failed(others: list[str]) -> Measures:
+def all_failed(others: list[str]) -> NodeStatistics:
     """What a node tells that could dial none of these."""
     gauges = Gauges()
     gauges.most_told = most_paths(MEMBERS)
     for name in others:
         gauges.failed(name)
-    return gauges.measures()
+    return gauges.statistics()
 
 
 class Volunteer:
     """A member behind a firewall: it keeps its lease and tells what it measures, and answers nobody who dials it."""
 
-    def __init__(self, sim: Simulation, info: NodeInfo, measures: Measures) -> None:
-        self.host = Host(info.node, 1e6, 1e6, 0.03)  # not on the network: every dial to it fails
+    def __init__(self, sim: Simulation, info: NodeInfo, statistics: NodeStatistics) -> None:
+        self.host = SimHost(info.node, 1e6, 1e6, 0.03)  # not on the network: every dial to it fails
         self.client = MembershipClient(info, random.Random(info.node))
-        self.client.measures = measures
+        self.client.statistics = statistics
         self.joins = self.largest = 0
         self._sim = sim
         self._wake = math.inf
@@ -93,7 +93,7 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
 
     def measure() -> None:
         for node in sim.nodes:
-            node.core.membership.measures = all_failed(shut)
+            node.core.membership.statistics = all_failed(shut)
             node.drain()
 
     def look() -> None:
@@ -114,7 +114,7 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
     assert running == [head] * (REACHABLE - 1)
 
     core = sim.hub.core
-    assert sum(len(told.paths) for told in core.measures().values()) <= PATHS_IN_ALL
+    assert sum(len(reported.paths) for reported in core.statistics().values()) <= PATHS_IN_ALL
     assert max(volunteer.largest for volunteer in volunteers) <= most_paths(MEMBERS) * PATH_BYTES + 300
     assert len(msgspec.json.encode(core.view(core.news))) <= MEMBERS * MEMBER_BYTES
     last = core.changes(core.news - 1)

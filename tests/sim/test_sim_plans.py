@@ -35,14 +35,14 @@ def test_the_simulated_planner_makes_whole_trees_of_every_kind() -> None:
             if plan is None:
                 continue
             plan.check()
-            for tree, place in enumerate(plan.places):
+            for tree, place in enumerate(plan.positions):
                 assert (place.parent == -1) == (name == made.trainer) == (place.depth == 0)
                 depths[place.depth] += 1
                 for child in place.children:
                     theirs = plans[plan.peers[child]]
                     assert theirs is not None
-                    assert theirs.peers[theirs.places[tree].parent] == name
-                    assert theirs.places[tree].depth == place.depth + 1
+                    assert theirs.peers[theirs.positions[tree].parent] == name
+                    assert theirs.positions[tree].depth == place.depth + 1
     assert left_out and depths[1] and max(depths) == 6
 
 

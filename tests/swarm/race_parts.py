@@ -29,7 +29,7 @@ class Race:
     planned: bool = True
     buffer: float = 1e6
     silent: frozenset[str] = frozenset()
-    believed: Network | None = None
+    planned_network: Network | None = None
     at: dict[float, Callable[[FluidSwarm], None]] = field(default_factory=dict)
 
     def run(self, limit: float = 300.0) -> float:
@@ -42,7 +42,7 @@ class Race:
             buffer=self.buffer,
             config=_CONFIG,
         )
-        self.swarm = swarm = FluidSwarm(self.network, options, believed=self.believed)
+        self.swarm = swarm = FluidSwarm(self.network, options, planned_network=self.planned_network)
         swarm.start()
         for name in self.silent:
             swarm.live[name].silent = True

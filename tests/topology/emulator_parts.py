@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from p2psync.topology.emulator import Network, why_not
+from p2psync.topology.emulator import EmulatedNetwork, why_not
 from p2psync.topology.model import Link, Region, Topology
 
 _reason = why_not()
@@ -26,7 +26,7 @@ SMALL = Topology(
 TCP_SHARE = 1448 / 1500
 
 
-def udp(network: Network, host: str) -> socket.socket:
+def udp(network: EmulatedNetwork, host: str) -> socket.socket:
     """A bound UDP socket in a host, at port 9000."""
     with network.inside(host):
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -35,12 +35,12 @@ def udp(network: Network, host: str) -> socket.socket:
     return made
 
 
-def send(network: Network, source: socket.socket, target: str, payload: bytes = b"x") -> None:
+def send(network: EmulatedNetwork, source: socket.socket, target: str, payload: bytes = b"x") -> None:
     """One datagram to a host."""
     source.sendto(payload, (network.address(target), 9000))
 
 
-def transfer(network: Network, source: str, target: str, payload: bytes) -> tuple[float, bytes]:
+def transfer(network: EmulatedNetwork, source: str, target: str, payload: bytes) -> tuple[float, bytes]:
     """Send bytes over one TCP connection: the seconds until the last one is there, and what came."""
     with network.inside(target):
         listener = socket.create_server((network.address(target), 0))
@@ -98,7 +98,7 @@ def first_in_line() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def round_trip_ms(network: Network, a: str, b: str, tries: int = 20) -> float:
+def round_trip_ms(network: EmulatedNetwork, a: str, b: str, tries: int = 20) -> float:
     """The shortest of several round trips of a datagram: what the network takes, whatever else this machine does."""
     shortest = float("inf")
     with udp(network, a) as one, udp(network, b) as other, first_in_line():

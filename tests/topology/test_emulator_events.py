@@ -7,7 +7,7 @@ import pytest
 from p2psync.errors import FormatError, P2PSyncError
 from p2psync.topology.emulator.layout import make_layout
 from p2psync.topology.emulator.scenario import describe
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.model import Host, Link, Region, Topology, load
 
 FILE = """
@@ -36,7 +36,7 @@ def loaded(tmp_path: Path, text: str) -> Topology:
 def test_events_stand_in_the_topology_file(tmp_path: Path) -> None:
     more = '[[event]]\nat = 2\nkind = "degrade"\nlink = ["us", "eu"]\nrate = 5\nloss = 0.1\n'
     event = loaded(tmp_path, FILE + more).event[0]
-    assert event == Event(2, "degrade", link=("us", "eu"), rate=5, loss=0.1)
+    assert event == NetworkEvent(2, "degrade", link=("us", "eu"), rate=5, loss=0.1)
     assert describe(event) == "degrade us–eu to 5 Mbit/s, 0.1 lost"
 
 

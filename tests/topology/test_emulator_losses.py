@@ -8,17 +8,17 @@ import pytest
 from emulator_parts import needs_networks
 
 from p2psync.net import tcp
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
 
 PAIR = Topology("a-0", {"a": Region(1, 1000), "b": Region(1, 1000)}, [Link(("a", "b"), 100, 35)])
-PAYLOAD = 4 << 20
+DEFAULT_PAYLOAD_BYTES = 4 << 20
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[EmulatedNetwork]:
     with Emulator(PAIR, congestion="bbr") as network:
         yield network
 
@@ -30,21 +30,21 @@ def swallow(server: socket.socket) -> None:
             pass
 
 
-def test_what_was_lost_waits_to_be_sent_though_nothing_new_does(network: Network) -> None:
+def test_what_was_lost_waits_to_be_sent_though_nothing_new_does(network: EmulatedNetwork) -> None:
     with network.inside("b-0"):
         server = socket.create_server((network.address("b-0"), 0))
     with network.inside("a-0"):
         near = socket.create_connection(server.getsockname())
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PAYLOAD)
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, DEFAULT_PAYLOAD_BYTES)
     reader = threading.Thread(target=swallow, args=(server,))
     reader.start()
     with server, near:
-        near.sendall(bytes(PAYLOAD))
-        while (info := tcp.tcp_info(near)) is not None and info.delivered < PAYLOAD - (1 << 20):
+        near.sendall(bytes(DEFAULT_PAYLOAD_BYTES))
+        while (info := tcp.tcp_info(near)) is not None and info.delivered < DEFAULT_PAYLOAD_BYTES - (1 << 20):
             pass
         network.set_link("a", "b", rate=1)
         most = 0
-        while (info := tcp.tcp_info(near)) is not None and info.delivered < PAYLOAD - (1 << 18):
+        while (info := tcp.tcp_info(near)) is not None and info.delivered < DEFAULT_PAYLOAD_BYTES - (1 << 18):
             most = max(most, info.waits) if not tcp.unsent(near) else 0
         assert most > 100_000
         network.set_link("a", "b", rate=100)

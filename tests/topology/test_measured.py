@@ -37,8 +37,8 @@ def test_a_node_that_claims_too_much_is_believed_to_twice_what_others_saw() -> N
 
 
 def test_one_accomplice_helps_a_liar_to_four_times_what_others_saw_and_its_own_word_to_nothing() -> None:
-    told = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
-    liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=told)
+    reported = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
+    liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=reported)
     network = from_measurements("a0", [*nodes(4), liar], [])
     assert network.up[network.names.index("liar")] == 48
 

@@ -11,15 +11,15 @@ from p2psync.topology.planner import make_plan
 
 def test_parents_and_children_agree_in_every_tree() -> None:
     plan = make_plan(example("volunteers"))
-    told = dict(zip(plan.names, plan.node_plans(), strict=True))
-    for name, own in told.items():
+    reported = dict(zip(plan.names, plan.node_plans(), strict=True))
+    for name, own in reported.items():
         own.check()
-        for tree, place in enumerate(own.places):
+        for tree, place in enumerate(own.positions):
             assert (place.parent < 0) == (name == plan.names[plan.trainer])
             for child in place.children:
-                theirs = told[own.peers[child]]
-                assert theirs.peers[theirs.places[tree].parent] == name
-                assert theirs.places[tree].depth == place.depth + 1
+                theirs = reported[own.peers[child]]
+                assert theirs.peers[theirs.positions[tree].parent] == name
+                assert theirs.positions[tree].depth == place.depth + 1
 
 
 def test_fractions_add_up_to_everything_for_every_receiver() -> None:
@@ -33,7 +33,7 @@ def test_fractions_add_up_to_everything_for_every_receiver() -> None:
 def test_children_with_the_longest_way_below_them_are_served_first() -> None:
     plan = make_plan(from_topology(large(200, 5)))
     for own in plan.node_plans():
-        for tree, place in enumerate(own.places):
+        for tree, place in enumerate(own.positions):
             below = [int(plan.height[tree, plan.index[own.peers[child]]]) for child in place.children]
             assert below == sorted(below, reverse=True)
 

@@ -88,11 +88,11 @@ def test_a_packing_passes_no_capacity(seed: int) -> None:
     load = sum(
         weight * tree_load(capacities, tree) for tree, weight in zip(packing.trees, packing.weights, strict=True)
     )
-    for (a, b), gift in packing.gifts.items():
-        load[a] += gift
-        load[b] -= gift
+    for (a, b), transfer in packing.transfers.items():
+        load[a] += transfer
+        load[b] -= transfer
         row = capacities.rows[a, b, 0]
-        load[len(capacities.up) + row] += gift if row >= 0 else 0
+        load[len(capacities.up) + row] += transfer if row >= 0 else 0
     assert (load <= capacities.all_limits * (1 + 1e-6) + 1e-9).all()
     assert packing.rate <= packing.bound * (1 + 1e-9)
 

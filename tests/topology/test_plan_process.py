@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Member, NodeInfo
-from p2psync.membership.records import Path as Way
+from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.topology.hub_planner import HubPlanner
 from p2psync.topology.plan_process import PlanningError, PlanProcess
 
@@ -44,17 +43,19 @@ def name(number: int) -> str:
     return f"{number:032x}"
 
 
-def task(count: int = 6, slow: dict[int, float] | None = None, beside: int | None = None) -> PlanTask:
+def task(count: int = 6, slow: dict[int, float] | None = None, co_publishers: int | None = None) -> PlanTask:
     """All have measured each other, with 100 Mbit/s each unless told otherwise."""
     ups = [(slow or {}).get(i, 100.0) for i in range(count)]
     roles = ["trainer"] + ["actor"] * (count - 1)
     infos = [NodeInfo(node=name(i), role=roles[i], region="eu", host="h", port=7) for i in range(count)]  # type: ignore[arg-type]
-    told = {
-        name(i): Measures(ups[i], 1000.0, [Way(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i])
+    reported = {
+        name(i): NodeStatistics(
+            ups[i], 1000.0, [PathStatistics(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i]
+        )
         for i in range(count)
     }
-    sides = frozenset() if beside is None else frozenset([name(beside)])
-    return PlanTask(name(0), [Member(info=info) for info in infos], told, sides, payload=64 << 20)
+    sides = frozenset() if co_publishers is None else frozenset([name(co_publishers)])
+    return PlanTask(name(0), [Member(info=info) for info in infos], reported, sides, payload=64 << 20)
 
 
 @pytest.fixture
@@ -79,10 +80,10 @@ def ended(pid: int) -> bool:
 def test_its_plans_are_those_of_the_planner_itself_each_in_the_light_of_the_one_before(planner: PlanProcess) -> None:
     planner.warm()
     own = HubPlanner(first_revision=50)
-    for given in (task(), task(), task(slow={2: 5.0}), task(8), task(8, beside=3)):
+    for given in (task(), task(), task(slow={2: 5.0}), task(8), task(8, co_publishers=3)):
         mine, theirs = own.plan(given), planner.plan(given)
         assert mine.revision == theirs.revision
-        assert dict(mine.remarks) == dict(theirs.remarks)
+        assert dict(mine.diagnostics) == dict(theirs.diagnostics)
         assert [mine.node_plan(name(i)) for i in range(9)] == [theirs.node_plan(name(i)) for i in range(9)]
 
 

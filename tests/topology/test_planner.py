@@ -20,7 +20,7 @@ from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.model import load as read
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.plan import Plan, fullest_link, fullest_relay, link_loads, predicted_makespan
-from p2psync.topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
+from p2psync.topology.planner import DEFAULT_MAX_CHILDREN, KEEP_MIN_SHARE_IDLE, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
 COUNT = 40
@@ -119,9 +119,9 @@ def test_more_capacity_never_costs_more_than_a_few_percent(seed: int, factor: fl
 @given(SEEDS)
 def test_children_in_one_tree_are_bounded(seed: int) -> None:
     network = drawn(seed)
-    plan = make_plan(replace(network, up=np.clip(network.up, 40, 400)), most_children=6)
+    plan = make_plan(replace(network, up=np.clip(network.up, 40, 400)), max_children=6)
     assert plan.children.max() <= 6 + 1  # one more where no other place is left
-    assert planned(seed).children.max() <= MOST_CHILDREN
+    assert planned(seed).children.max() <= DEFAULT_MAX_CHILDREN
 
 
 def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None:
@@ -223,7 +223,7 @@ def test_while_nothing_is_on_its_way_a_plan_that_fills_a_link_is_left_for_one_th
     network = volunteers_as_measured()
     old = make_plan(volunteers_as_measured(across=75))
     assert fullest_link(old, network) > 0.97
-    assert fullest_link(replan(old, network, quiet=True), network) < 0.95
+    assert fullest_link(replan(old, network, idle=True), network) < 0.95
 
 
 def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
@@ -258,7 +258,7 @@ def test_many_nodes_behind_nat_are_packed_one_by_one_within_the_limit_of_childre
     plan = make_plan(network)
     check(plan, network)
     assert plan.ratio > 0.95
-    assert plan.children.max() <= MOST_CHILDREN + 1
+    assert plan.children.max() <= DEFAULT_MAX_CHILDREN + 1
 
 
 def test_pairs_that_cannot_connect_are_not_joined_and_one_way_dialling_is_enough() -> None:
@@ -355,11 +355,11 @@ def test_while_nothing_is_on_its_way_a_plan_among_few_is_left_for_a_little_more_
     up = network.up.copy()
     up[network.names.index("europe-2")] *= 0.87
     plan = make_plan(replace(network, up=up))
-    rates = {quiet: replan(plan, network, quiet=quiet).lowest_rate for quiet in (False, True)}
+    rates = {idle: replan(plan, network, idle=idle).lowest_rate for idle in (False, True)}
     best = make_plan(network).lowest_rate
-    assert rates[False] < KEPT_QUIET * best <= rates[True]
+    assert rates[False] < KEEP_MIN_SHARE_IDLE * best <= rates[True]
     for seed in range(8):
-        assert replan(plan, drifted(replace(network, up=up), seed, 0.002), quiet=True).revision == plan.revision
+        assert replan(plan, drifted(replace(network, up=up), seed, 0.002), idle=True).revision == plan.revision
 
 
 def test_one_node_leaving_moves_only_its_own_children() -> None:
@@ -415,7 +415,7 @@ def test_many_nodes_are_planned_for_in_seconds_and_near_the_bound(nodes: int, co
     plan = make_plan(network)
     assert time.process_time() - begin < most
     assert plan.ratio > 0.93
-    assert plan.children.max() <= MOST_CHILDREN
+    assert plan.children.max() <= DEFAULT_MAX_CHILDREN
     assert all(load.load <= load.capacity * (1 + 1e-6) for load in link_loads(plan, network))
 
 

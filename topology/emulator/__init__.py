@@ -13,15 +13,15 @@ root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; n
 from p2psync.topology.emulator import namespaces, runs
 from p2psync.topology.emulator.emulator import Emulator, bring_up, take_down, why_not
 from p2psync.topology.emulator.messages import Counter, Counters
-from p2psync.topology.emulator.network import Network
-from p2psync.topology.emulator.scenario import Outcome, Scenario
+from p2psync.topology.emulator.network import EmulatedNetwork
+from p2psync.topology.emulator.scenario import CommandOutcome, Scenario
 
 __all__ = [
+    "CommandOutcome",
     "Counter",
     "Counters",
+    "EmulatedNetwork",
     "Emulator",
-    "Network",
-    "Outcome",
     "Scenario",
     "bring_up",
     "namespaces",

@@ -17,15 +17,15 @@ import msgspec
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import namespaces, runs
 from p2psync.topology.emulator.layout import make_layout
-from p2psync.topology.emulator.messages import Config
-from p2psync.topology.emulator.network import Network
+from p2psync.topology.emulator.messages import RouterConfig
+from p2psync.topology.emulator.network import EmulatedNetwork
 from p2psync.topology.model import Topology
 
 #: How long a router may take to remove its network before it is done for it.
-_PATIENCE = 15.0
+_STOP_WAIT_SECONDS = 15.0
 
 
-class Emulator(Network):
+class Emulator(EmulatedNetwork):
     """A network of one's own: `with Emulator(topology) as network: …`. It goes when this process does, however it ends.
 
     congestion: the hosts' TCP congestion control; None: the kernel's choice. seed: of the losses. Raises `P2PSyncError`
@@ -33,7 +33,7 @@ class Emulator(Network):
     """
 
     def __init__(self, topology: Topology, *, congestion: str | None = None, seed: int = 0, **config: Any) -> None:
-        self._config = Config(make_layout(topology), congestion=congestion or "", seed=seed, **config)
+        self._config = RouterConfig(make_layout(topology), congestion=congestion or "", seed=seed, **config)
         self._router: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Emulator:
@@ -56,7 +56,7 @@ class Emulator(Network):
         router.stdin.close()
         router.stdout.close()
         try:
-            router.wait(_PATIENCE)
+            router.wait(_STOP_WAIT_SECONDS)
         except subprocess.TimeoutExpired:
             router.kill()
             router.wait()
@@ -64,29 +64,29 @@ class Emulator(Network):
             runs.clear(self.state.run)
 
 
-def bring_up(topology: Topology, file: Path, *, congestion: str | None = None, seed: int = 0) -> Network:
+def bring_up(topology: Topology, file: Path, *, congestion: str | None = None, seed: int = 0) -> EmulatedNetwork:
     """A network that stays until it is told to stop, found again by its topology's file. Raises `P2PSyncError`."""
     if runs.find(file) is not None:
         raise P2PSyncError(f"{file} is up already: p2psync wan down {file}")
-    config = Config(make_layout(topology), str(file.resolve()), congestion or "", seed, detached=True)
+    config = RouterConfig(make_layout(topology), str(file.resolve()), congestion or "", seed, detached=True)
     router, state = _start(config)
     for stream in (router.stdin, router.stdout):
         if stream:
             stream.close()
-    return Network(state)
+    return EmulatedNetwork(state)
 
 
-def take_down(network: Network) -> None:
+def take_down(network: EmulatedNetwork) -> None:
     """Stop a network and wait until it is gone. Raises `P2PSyncError`."""
     network.stop()
-    folder, deadline = runs.folder_of(network.state.run), time.monotonic() + _PATIENCE
+    folder, deadline = runs.folder_of(network.state.run), time.monotonic() + _STOP_WAIT_SECONDS
     while folder.exists():
         if time.monotonic() > deadline:
             raise P2PSyncError(f"the router, process {network.state.router}, does not end: kill it, and try again")
         time.sleep(0.01)
 
 
-def _start(config: Config) -> tuple[subprocess.Popen[bytes], runs.RunState]:
+def _start(config: RouterConfig) -> tuple[subprocess.Popen[bytes], runs.EmulatedRun]:
     reason = namespaces.missing()
     if reason is not None:
         raise P2PSyncError(reason)
@@ -106,7 +106,7 @@ def _start(config: Config) -> tuple[subprocess.Popen[bytes], runs.RunState]:
         router.stdin.flush()
     answer = router.stdout.readline()
     if answer.startswith(b"{"):
-        return router, msgspec.json.decode(answer, type=runs.RunState)
+        return router, msgspec.json.decode(answer, type=runs.EmulatedRun)
     router.stdin.close()
     router.stdout.close()
     router.wait()

@@ -35,7 +35,7 @@ from p2psync.topology.emulator.plane import (
     SMALL,
     SMALL_FREE,
     SMALL_SLOTS,
-    STRANGERS,
+    UNROUTABLE,
     WAKEUPS,
     Plane,
 )
@@ -52,7 +52,7 @@ _NEEDS_CHECKSUM, _GSO_TCP4, _GSO_UDP = 1, 1, 5
 _TCP, _UDP = 6, 17
 _FIN, _SYN, _PSH, _ACK, _CWR = 0x01, 0x02, 0x08, 0x10, 0x80
 #: Super-packets read from one host before the next one has its turn.
-_TURN = 64
+_MAX_READS = 64
 #: Bytes are widened before anything is computed: int() leaves them unsigned, and mixed sums become floats.
 _wide: Any = np.int64
 #: Until the next loss where there is none.
@@ -376,7 +376,7 @@ def _arrive(plane: Plane, slot: int, time: int) -> None:
     here, there = plane.region_of[packet.source], plane.region_of[packet.target]
     link = plane.link_of[here, there]
     if link < 0 and here != there:
-        plane.state[STRANGERS] += 1
+        plane.state[UNROUTABLE] += 1
         _free(plane, slot)
         return
     if plane.barred[packet.source, packet.target] and _is_dialling(plane, slot):
@@ -408,14 +408,14 @@ def _arrive(plane: Plane, slot: int, time: int) -> None:
 def _drain(plane: Plane, host: int, time: int) -> None:
     """Read what a host has sent."""
     slot = _take(plane, LARGE)
-    for _ in range(_TURN):
+    for _ in range(_MAX_READS):
         if slot < 0:
             return
         size = _read(plane.tuns[host], plane.memory_at + _offset(slot), LARGE)
         if size <= 0:
             break
         if not _parse(plane, slot, size, host):
-            plane.state[STRANGERS] += 1
+            plane.state[UNROUTABLE] += 1
             continue
         taken = slot
         if size <= SMALL and plane.state[SMALL_FREE] > 0:

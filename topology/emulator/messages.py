@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from p2psync.topology.emulator.layout import Layout
+from p2psync.topology.emulator.layout import RouterLayout
 
 
-class Config(msgspec.Struct, frozen=True):
+class RouterConfig(msgspec.Struct, frozen=True):
     """The first line on a router's standard input.
 
     congestion: the hosts' TCP congestion control, or "" for the kernel's choice. quantum_us: how long one super-packet
@@ -15,7 +15,7 @@ class Config(msgspec.Struct, frozen=True):
     time; longer costs less CPU. detached: live on when standard input ends.
     """
 
-    layout: Layout
+    layout: RouterLayout
     file: str = ""
     congestion: str = ""
     seed: int = 0
@@ -24,7 +24,7 @@ class Config(msgspec.Struct, frozen=True):
     detached: bool = False
 
 
-class Change(msgspec.Struct, frozen=True, tag=True):
+class StageChange(msgspec.Struct, frozen=True, tag=True):
     """Change one stage; None: as it is. rate: Mbit/s."""
 
     stage: str
@@ -35,21 +35,21 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     cut: bool | None = None
 
 
-class Changes(msgspec.Struct, frozen=True, tag=True):
+class StageChanges(msgspec.Struct, frozen=True, tag=True):
     """Change several stages at one moment."""
 
-    changes: list[Change]
+    changes: list[StageChange]
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class ReadCounters(msgspec.Struct, frozen=True, tag=True):
     """Ask for the counters."""
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
+class StopRouter(msgspec.Struct, frozen=True, tag=True):
     """End the network."""
 
 
-Request = Changes | Ask | Stop
+RouterRequest = StageChanges | ReadCounters | StopRouter
 
 
 class Counter(msgspec.Struct, frozen=True):

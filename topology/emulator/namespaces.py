@@ -20,7 +20,7 @@ from pathlib import Path
 
 from p2psync.errors import P2PSyncError
 
-PLACE = Path("/run/netns")
+NETNS_DIRECTORY = Path("/run/netns")
 #: The device of every host.
 DEVICE = "wan0"
 _TUN = Path("/dev/net/tun")
@@ -34,7 +34,7 @@ _IFF_UP = 1
 #: Super-packets that may wait for the router: it reads far sooner, and a drop here would be nobody's link.
 _DEVICE_QUEUE = 2000
 #: A namespace goes once its processes are gone: how long they may take to die.
-_PATIENCE = 5.0
+_KILL_WAIT_SECONDS = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -57,14 +57,14 @@ def add(names: Iterable[str]) -> None:
 
 def remove(names: Iterable[str]) -> None:
     """Kill what runs in namespaces and remove those that there are. Raises `P2PSyncError`."""
-    there = [name for name in names if (PLACE / name).exists()]
+    there = [name for name in names if (NETNS_DIRECTORY / name).exists()]
     kill(there)
     _ip_batch(f"netns del {name}" for name in there)
 
 
 def existing(prefix: str) -> list[str]:
     """Names of namespaces that begin like this."""
-    return sorted(path.name for path in PLACE.glob(f"{prefix}*")) if PLACE.is_dir() else []
+    return sorted(path.name for path in NETNS_DIRECTORY.glob(f"{prefix}*")) if NETNS_DIRECTORY.is_dir() else []
 
 
 def _ip_batch(lines: Iterable[str]) -> None:
@@ -82,7 +82,7 @@ def inside(name: str) -> Iterator[None]:
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            there = os.open(PLACE / name, os.O_RDONLY | os.O_CLOEXEC)
+            there = os.open(NETNS_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             raise P2PSyncError(f"the namespace {name} is gone: bring the network up again") from None
         try:
@@ -172,7 +172,7 @@ def processes(names: Iterable[str]) -> list[int]:
     wanted = set()
     for name in names:
         with suppress(OSError):
-            wanted.add((PLACE / name).stat().st_ino)
+            wanted.add((NETNS_DIRECTORY / name).stat().st_ino)
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -184,7 +184,7 @@ def processes(names: Iterable[str]) -> list[int]:
 
 def kill(names: list[str]) -> None:
     """Kill -9 every process in namespaces, and wait until they are gone. Raises `P2PSyncError`."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _KILL_WAIT_SECONDS
     while names and (pids := [pid for pid in processes(names) if not _is_dead(pid)]):
         if time.monotonic() > deadline:
             raise P2PSyncError(f"processes {pids} do not die; the network stays until they have")

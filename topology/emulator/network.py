@@ -12,18 +12,18 @@ import msgspec
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import namespaces, runs
-from p2psync.topology.emulator.layout import Layout, Stage
-from p2psync.topology.emulator.messages import Ask, Change, Changes, Counters, Stop
+from p2psync.topology.emulator.layout import LinkStage, RouterLayout
+from p2psync.topology.emulator.messages import Counters, ReadCounters, StageChange, StageChanges, StopRouter
 
 
-class Network:
+class EmulatedNetwork:
     """A network that is up. Everything raises `P2PSyncError` once it is not, and for names that it does not have."""
 
-    def __init__(self, state: runs.RunState) -> None:
+    def __init__(self, state: runs.EmulatedRun) -> None:
         self.state = state
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RouterLayout:
         """Its hosts and links, as they were when it came up."""
         return self.state.layout
 
@@ -46,12 +46,12 @@ class Network:
 
     def environment(self, host: str) -> dict[str, str]:
         """What a host's commands learn from their environment, beside ours."""
-        spread = self.layout
+        layout = self.layout
         return {
             "WAN_HOST": host,
-            "WAN_REGION": spread.hosts[spread.number(host)][1],
-            "WAN_ADDRESS": spread.address(host),
-            "WAN_TRAINER": spread.address(spread.trainer),
+            "WAN_REGION": layout.hosts[layout.number(host)][1],
+            "WAN_ADDRESS": layout.address(host),
+            "WAN_TRAINER": layout.address(layout.trainer),
         }
 
     def run(
@@ -81,7 +81,7 @@ class Network:
         """Change the link between two regions, or only its direction from a to b. rate: Mbit/s."""
         _check(rate, delay_ms, loss, buffer_ms)
         stages = self.layout.between(a, b, one_way)
-        self._change(Change(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
+        self._change(StageChange(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
 
     def set_host(
         self,
@@ -96,42 +96,44 @@ class Network:
         for rate in (up, down):
             _check(rate, delay_ms, loss, None)
         uplink, downlink = self.layout.of_host(host)
-        self._change([Change(uplink.name, up, delay_ms, loss), Change(downlink.name, down, delay_ms, loss)])
+        self._change([StageChange(uplink.name, up, delay_ms, loss), StageChange(downlink.name, down, delay_ms, loss)])
 
     def cut(self, a: str, b: str | None = None, *, one_way: bool = False) -> None:
         """Let nothing through any more: between two regions; or to and from a host; or into and out of a region."""
-        self._change(Change(stage.name, cut=True) for stage in self._stages(a, b, one_way))
+        self._change(StageChange(stage.name, cut=True) for stage in self._stages(a, b, one_way))
 
     def partition(self, regions: Iterable[str]) -> None:
         """Cut all links between these regions and the rest."""
         ours = list(regions)
         rest = {region for region in self.layout.regions if region not in ours}
-        self._change(Change(stage.name, cut=True) for region in ours for stage in self.layout.of_region(region, rest))
+        self._change(
+            StageChange(stage.name, cut=True) for region in ours for stage in self.layout.of_region(region, rest)
+        )
 
     def restore(self, a: str | None = None, b: str | None = None) -> None:
         """Make links what the topology says, and whole: those that `cut` would cut, or all there are."""
         stages = self.layout.stages if a is None else self._stages(a, b, False)
-        self._change(Change(s.name, s.rate, s.delay_ms, s.loss, s.buffer_ms, cut=False) for s in stages)
+        self._change(StageChange(s.name, s.rate, s.delay_ms, s.loss, s.buffer_ms, cut=False) for s in stages)
 
     def counters(self) -> Counters:
         """What went over every link, and what did not, since the network came up."""
-        return msgspec.json.decode(self._ask(Ask()), type=Counters)
+        return msgspec.json.decode(self._ask(ReadCounters()), type=Counters)
 
     def stop(self) -> None:
         """End the network: kill what runs in it, and remove it."""
         # It answers by going.
         with suppress(P2PSyncError):
-            runs.ask(self.state.run, Stop())
+            runs.ask(self.state.run, StopRouter())
 
-    def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[Stage]:
+    def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[LinkStage]:
         if b is not None:
             return self.layout.between(a, b, one_way)
         return self.layout.of_region(a) if a in self.layout.regions else self.layout.of_host(a)
 
-    def _change(self, changes: Iterable[Change]) -> None:
-        self._ask(Changes(list(changes)))
+    def _change(self, changes: Iterable[StageChange]) -> None:
+        self._ask(StageChanges(list(changes)))
 
-    def _ask(self, request: Changes | Ask) -> bytes:
+    def _ask(self, request: StageChanges | ReadCounters) -> bytes:
         return runs.ask(self.state.run, request)
 
 

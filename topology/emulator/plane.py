@@ -58,7 +58,7 @@ SMALL, LARGE = 2048, 66 * 1024
 SMALL_SLOTS, LARGE_SLOTS = 65_536, 8_192
 
 #: Places in `Plane.state`.
-HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, STRANGERS, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS, BARRED = range(10)
+HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, UNROUTABLE, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS, BARRED = range(10)
 #: `Plane.late` counts deliveries by how late they were: buckets of this many nanoseconds, the last one for the rest.
 LATE_BUCKET, LATE_BUCKETS = 10_000, 1_000
 

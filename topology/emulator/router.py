@@ -31,8 +31,8 @@ _PR_SET_TIMERSLACK = 29
 #: Above everything that is not a kernel thread: a packet's time must not depend on who else wants to compute.
 _PRIORITY = 50
 #: A client that connects has its request ready; the packets do not wait for one that has not.
-_CLIENT_PATIENCE = 0.05
-_LONGEST = 1 << 20
+_CLIENT_WAIT_SECONDS = 0.05
+_MAX_REQUEST_BYTES = 1 << 20
 _KERNEL = {
     "ipv6/conf/all/disable_ipv6": "1",
     # A long way at a high rate needs large windows, and nothing is to be remembered from one run for the next.
@@ -46,7 +46,7 @@ _KERNEL = {
 class Router:
     """A network that is up, and its control socket."""
 
-    def __init__(self, config: messages.Config, run: str) -> None:
+    def __init__(self, config: messages.RouterConfig, run: str) -> None:
         self._config, self._run = config, run
         self._numbers = {stage.name: i for i, stage in enumerate(config.layout.stages)}
         self._buffer_ms = [stage.buffer_ms for stage in config.layout.stages]
@@ -102,25 +102,25 @@ class Router:
         with suppress(OSError):
             client, _ = self._listener.accept()
             with client:
-                client.settimeout(_CLIENT_PATIENCE)
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+                client.settimeout(_CLIENT_WAIT_SECONDS)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
                 try:
-                    request = msgspec.json.decode(client.recv(_LONGEST), type=messages.Request)
-                    if isinstance(request, messages.Stop):
+                    request = msgspec.json.decode(client.recv(_MAX_REQUEST_BYTES), type=messages.RouterRequest)
+                    if isinstance(request, messages.StopRouter):
                         return True
                     client.send(self._do(request))
                 except (P2PSyncError, msgspec.MsgspecError) as error:
                     client.send(f"!{error}".encode())
         return False
 
-    def _do(self, request: messages.Changes | messages.Ask) -> bytes:
-        if isinstance(request, messages.Ask):
+    def _do(self, request: messages.StageChanges | messages.ReadCounters) -> bytes:
+        if isinstance(request, messages.ReadCounters):
             return msgspec.json.encode(self._counters())
         for change in request.changes:
             self._change(change)
         return b"{}"
 
-    def _change(self, change: messages.Change) -> None:
+    def _change(self, change: messages.StageChange) -> None:
         number = self._numbers.get(change.stage, -1)
         if number < 0:
             raise P2PSyncError(f"there is no link named {change.stage!r}")
@@ -148,7 +148,7 @@ class Router:
 
         return messages.Counters(
             links=links,
-            unroutable=int(state[plane.STRANGERS]),
+            unroutable=int(state[plane.UNROUTABLE]),
             barred=int(state[plane.BARRED]),
             refused=int(state[plane.REFUSED]),
             no_memory=int(state[plane.NO_MEMORY]),
@@ -163,7 +163,7 @@ class Router:
 
 def _buffer(stage: Any, milliseconds: float) -> int:
     """A stage's buffer in nanoseconds."""
-    return int(max(milliseconds * 1e6, layout.LEAST_BUFFER_BYTES * stage["ns_per_byte"]))
+    return int(max(milliseconds * 1e6, layout.MIN_BUFFER_BYTES * stage["ns_per_byte"]))
 
 
 def _go_first() -> bool:
@@ -179,7 +179,7 @@ def _go_first() -> bool:
 
 
 @contextmanager
-def _network(config: messages.Config) -> Iterator[str]:
+def _network(config: messages.RouterConfig) -> Iterator[str]:
     """The namespaces of a new run, which are removed afterwards."""
     # What cannot be removed now is nothing to us.
     with suppress(P2PSyncError):
@@ -201,11 +201,11 @@ def main() -> None:
     """Read the configuration, say on standard output what came of it, serve."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    config = msgspec.json.decode(_first_line(), type=messages.Config)
+    config = msgspec.json.decode(_first_line(), type=messages.RouterConfig)
     try:
         with _network(config) as run:
             router = Router(config, run)
-            state = runs.RunState(run, config.file, os.getpid(), _go_first(), config.layout)
+            state = runs.EmulatedRun(run, config.file, os.getpid(), _go_first(), config.layout)
             router.listen()
             (runs.folder_of(run) / "state.json").write_bytes(msgspec.json.encode(state))
             print(msgspec.json.encode(state).decode(), flush=True)

@@ -19,23 +19,23 @@ import msgspec
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import namespaces
-from p2psync.topology.emulator.layout import Layout
+from p2psync.topology.emulator.layout import RouterLayout
 
 PLACE = Path("/run/p2psync-wan")
 _PREFIX = "p2w-"
-_LONGEST_ANSWER = 1 << 20
+_MAX_ANSWER_BYTES = 1 << 20
 #: How often a living router is asked for an answer.
 _ASK_TIMES = 5
 
 
-class RunState(msgspec.Struct, frozen=True):
+class EmulatedRun(msgspec.Struct, frozen=True):
     """What a router tells about itself once its network is up. file: the topology's, where `wan up` made it."""
 
     run: str
     file: str
     router: int
     realtime: bool
-    layout: Layout
+    layout: RouterLayout
 
     def namespace(self, host: str) -> str:
         """The name of a host's namespace. Raises `P2PSyncError` for what is no host."""
@@ -78,17 +78,17 @@ def clear(run: str) -> None:
     shutil.rmtree(folder_of(run), ignore_errors=True)
 
 
-def living() -> list[RunState]:
+def living() -> list[EmulatedRun]:
     """The networks that are up."""
     found = []
     for path in sorted(PLACE.glob("*/state.json")):
         with suppress(OSError, msgspec.MsgspecError):
             if is_alive(path.parent.name):
-                found.append(msgspec.json.decode(path.read_bytes(), type=RunState))
+                found.append(msgspec.json.decode(path.read_bytes(), type=EmulatedRun))
     return found
 
 
-def find(file: Path) -> RunState | None:
+def find(file: Path) -> EmulatedRun | None:
     """The network that `wan up` made of a file, if it is up."""
     return next((state for state in living() if state.file == str(file.resolve())), None)
 
@@ -114,10 +114,10 @@ def _ask(run: str, request: object) -> bytes:
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
             control.settimeout(10)
-            control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LONGEST_ANSWER)
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MAX_ANSWER_BYTES)
             control.connect(str(folder_of(run) / "control"))
             control.send(msgspec.json.encode(request))
-            return control.recv(_LONGEST_ANSWER)
+            return control.recv(_MAX_ANSWER_BYTES)
     except OSError:
         return b""
 

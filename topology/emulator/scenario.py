@@ -10,18 +10,18 @@ from typing import Any
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import runs
-from p2psync.topology.emulator.network import Network
-from p2psync.topology.events import Event
+from p2psync.topology.emulator.network import EmulatedNetwork
+from p2psync.topology.events import NetworkEvent
 
 #: How often it is looked whether a process has ended: the exactness of an event's time.
-_GLANCE = 0.005
+_POLL_SECONDS = 0.005
 
 #: Starts a host's command.
 Start = Callable[[str], "subprocess.Popen[Any]"]
 
 
 @dataclass
-class Outcome:
+class CommandOutcome:
     """What became of a host's command. code: its exit status, negative for a signal. killed: by an event or the end."""
 
     host: str
@@ -38,14 +38,14 @@ class Scenario:
     time in seconds.
     """
 
-    network: Network
-    events: Sequence[Event]
+    network: EmulatedNetwork
+    events: Sequence[NetworkEvent]
     start: Start
     hosts: Sequence[str] = ()
     notice: Callable[[str, float], None] = lambda text, at: None
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CommandOutcome] = field(default_factory=list)
 
-    def play(self, seconds: float | None = None) -> list[Outcome]:
+    def play(self, seconds: float | None = None) -> list[CommandOutcome]:
         """Until all commands have ended and none is still to join, or for so long; then kill what is left.
 
         Raises `P2PSyncError` as soon as the network is gone: commands could wait for each other without end.
@@ -55,7 +55,7 @@ class Scenario:
         happening = (event for event in self.events if event.kind != "join" or event.host in hosts)
         waiting = sorted(happening, key=lambda event: event.at)
         joining = {event.host for event in waiting if event.kind == "join"}
-        self._running: dict[str, tuple[subprocess.Popen[Any], Outcome]] = {}
+        self._running: dict[str, tuple[subprocess.Popen[Any], CommandOutcome]] = {}
         try:
             for host in hosts:
                 if host not in joining:
@@ -71,7 +71,7 @@ class Scenario:
                 self._collect()
                 if self._running and not runs.is_alive(self.network.state.run):
                     raise runs.has_died()
-                time.sleep(_GLANCE)
+                time.sleep(_POLL_SECONDS)
         finally:
             # An interrupt may have come just after a host's process was made.
             for outcome in self.outcomes:
@@ -82,7 +82,7 @@ class Scenario:
     def _join(self, host: str) -> None:
         if host in self._running:
             return
-        outcome = Outcome(host)
+        outcome = CommandOutcome(host)
         self.outcomes.append(outcome)
         try:
             self._running[host] = (self.start(host), outcome)
@@ -102,7 +102,7 @@ class Scenario:
                 outcome.code = process.returncode
                 del self._running[host]
 
-    def _happen(self, event: Event) -> None:
+    def _happen(self, event: NetworkEvent) -> None:
         if event.kind == "join" and event.host is not None:
             self._join(event.host)
         elif event.kind == "kill" and event.host is not None:
@@ -111,7 +111,7 @@ class Scenario:
             change_network(self.network, event)
 
 
-def change_network(network: Network, event: Event) -> None:
+def change_network(network: EmulatedNetwork, event: NetworkEvent) -> None:
     """What an event does to a network's links. Raises `P2PSyncError`."""
     if event.kind == "degrade" and event.link is not None:
         network.set_link(*event.link, rate=event.rate, delay_ms=event.delay_ms, loss=event.loss)
@@ -129,13 +129,13 @@ def change_network(network: Network, event: Event) -> None:
         raise P2PSyncError(f"{describe(event)}: that happens to processes, not to links")
 
 
-def _targets(event: Event) -> list[tuple[str, ...]]:
+def _targets(event: NetworkEvent) -> list[tuple[str, ...]]:
     if event.link is not None:
         return [event.link]
     return [(name,) for name in ((event.host,) if event.host is not None else event.regions)]
 
 
-def describe(event: Event) -> str:
+def describe(event: NetworkEvent) -> str:
     """An event for people: `degrade eu–us to 10 Mbit/s`."""
     what = " ".join("–".join(ends) for ends in _targets(event))
     values: Iterable[str] = (

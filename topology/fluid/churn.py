@@ -7,7 +7,7 @@ from collections import deque
 from p2psync.topology.fluid.swarm import FluidSwarm
 
 #: Seconds until a node may start again on a host where one ended.
-AWAY = 5.0
+RESTART_MIN_SECONDS = 5.0
 
 
 class Churn:
@@ -19,8 +19,8 @@ class Churn:
     def __init__(self, swarm: FluidSwarm, share: float, until: float) -> None:
         self._swarm, self._until = swarm, until
         self._rng = swarm.clock.rng
-        self._pool: deque[tuple[float, str]] = deque((0.0, name) for name in sorted(swarm.spare))
-        self._per_second = share * (len(swarm.network.names) - len(swarm.spare)) / 60
+        self._pool: deque[tuple[float, str]] = deque((0.0, name) for name in sorted(swarm.idle_hosts))
+        self._per_second = share * (len(swarm.network.names) - len(swarm.idle_hosts)) / 60
         self.left = 0
         self.joined: dict[str, float] = {}
         self.joins = 0
@@ -47,7 +47,7 @@ class Churn:
         swarm.kill(name)
         self.left += 1
         self.joined.pop(name, None)
-        self._pool.append((swarm.clock.now + AWAY, name))
+        self._pool.append((swarm.clock.now + RESTART_MIN_SECONDS, name))
         # The trainer and one more stay.
         if len(swarm.live) > 2:
             swarm.clock.after(self._rng.expovariate(self._per_second), self._leave)

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2psync.membership.planning import PlanKeeper
+from p2psync.membership.planning import PlanScheduler
 from p2psync.membership.records import Member, NodeInfo
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
-from p2psync.topology.hub_planner import HubBook
+from p2psync.sim.clock import VirtualClock
+from p2psync.topology.hub_planner import HubPlanResult
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import make_plan, replan
@@ -24,11 +24,11 @@ PLAN_SECONDS_PER_MEMBER = 0.0005
 class FluidHub:
     """Plans from what is believed of the members' network, when the hub's keeper says. tell: gives a node its plan."""
 
-    def __init__(self, network: Network, clock: Clock, tell: Callable[[str, NodePlan], None]) -> None:
+    def __init__(self, network: Network, clock: VirtualClock, tell: Callable[[str, NodePlan], None]) -> None:
         self._network, self._clock, self._tell = network, clock, tell
         self._trainer = network.names[network.trainer]
         self._index = {name: i for i, name in enumerate(network.names)}
-        self._keeper = PlanKeeper()
+        self._keeper = PlanScheduler()
         self._members: dict[str, Member] = {}
         self._wake = float("inf")
         self.plan: Plan | None = None
@@ -42,7 +42,7 @@ class FluidHub:
         self._keeper.members_changed(0, -10.0)
         self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now)
         plan = self._make()
-        self._keeper.made(HubBook(plan), self._clock.now)
+        self._keeper.made(HubPlanResult(plan), self._clock.now)
         return plan
 
     def joined(self, name: str) -> None:
@@ -55,7 +55,7 @@ class FluidHub:
         if self._members.pop(name, None) is not None:
             self._changed()
 
-    def believes(self, network: Network) -> None:
+    def network_changed(self, network: Network) -> None:
         """The network was found to have changed into this one, of the same nodes."""
         self._network = network
         self._changed()
@@ -89,7 +89,7 @@ class FluidHub:
         return plan
 
     def _made(self, plan: Plan) -> None:
-        if self._keeper.made(HubBook(plan), self._clock.now):
+        if self._keeper.made(HubPlanResult(plan), self._clock.now):
             for name, part in zip(plan.names, plan.node_plans(), strict=True):
                 if name in self._members:
                     self._tell(name, part)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, HaveMore, Message
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
 from p2psync.topology.fluid.payload import Payload
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
@@ -14,10 +14,10 @@ from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 _NEVER = float("inf")
 #: A node reads what others say to hold so often (seconds); whatever else it hears, it has read that before. To look at
 #: each of thousands of nodes for one such message at a time is what a simulation would spend half its time on.
-NEWS_EVERY = 0.02
+HAVE_READ_SECONDS = 0.02
 
 
-class Witness(Protocol):
+class NodeListener(Protocol):
     """Whom a node tells what became of it."""
 
     def saved(self, node: FluidNode, id: bytes, size: int) -> None:
@@ -34,18 +34,25 @@ class FluidNode:
     """One node, from joining to leaving. index: in the network."""
 
     __slots__ = (
-        "_clock", "_net", "_news", "_wake", "_witness", "alive", "index", "joined", "name", "payloads", "pipes",
-        "plan", "region", "silent", "swarm",
+        "_clock", "_listener", "_net", "_pending_haves", "_wake", "alive", "index", "joined", "name", "payloads",
+        "pipes", "plan", "region", "silent", "swarm",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, index: int, region: int, swarm: Swarm, clock: Clock, net: FluidNetwork, witness: Witness
+        self,
+        name: str,
+        index: int,
+        region: int,
+        swarm: Swarm,
+        clock: VirtualClock,
+        net: FluidNetwork,
+        listener: NodeListener,
     ) -> None:
         self.name, self.index, self.region, self.swarm = name, index, region, swarm
-        self._clock, self._net, self._witness = clock, net, witness
+        self._clock, self._net, self._listener = clock, net, listener
         self._wake = _NEVER
         # News that came and have not been read, with who sent each.
-        self._news: list[tuple[str, HaveMore]] = []
+        self._pending_haves: list[tuple[str, HaveMore]] = []
         self.joined = clock.now
         self.alive = True
         #: Takes everything and passes nothing on.
@@ -89,29 +96,29 @@ class FluidNode:
             self.drain()
 
     def flushed(self, peer: str, size: int) -> None:
-        """See `End`."""
+        """See `PipeEnd`."""
         self.swarm.flushed(peer, size, self._clock.now)
         self.drain()
 
     def receive(self, sender: str, message: Message) -> None:
-        """See `End`."""
+        """See `PipeEnd`."""
         if type(message) is HaveMore:
-            if not self._news:
-                self._clock.at((self._clock.now // NEWS_EVERY + 1) * NEWS_EVERY, self._read)
-            self._news.append((sender, message))
+            if not self._pending_haves:
+                self._clock.at((self._clock.now // HAVE_READ_SECONDS + 1) * HAVE_READ_SECONDS, self._read)
+            self._pending_haves.append((sender, message))
             return
-        self._hear_news()
+        self._read_haves()
         self.swarm.receive(sender, message, self._clock.now)
         self.drain()
 
     def _read(self) -> None:
-        if self.alive and self._news:
-            self._hear_news()
+        if self.alive and self._pending_haves:
+            self._read_haves()
             self.drain()
 
-    def _hear_news(self) -> None:
-        news, self._news = self._news, []
-        for sender, message in news:
+    def _read_haves(self) -> None:
+        haves, self._pending_haves = self._pending_haves, []
+        for sender, message in haves:
             self.swarm.receive(sender, message, self._clock.now)
 
     # ---- what it does ----------------------------------------------------------------------------------------------
@@ -120,28 +127,28 @@ class FluidNode:
         """Carry out what the core decided, and see when it must be woken."""
         swarm = self.swarm
         while actions := swarm.actions():
-            told: dict[float, list[tuple[Pipe, Control]]] = {}
+            outgoing: dict[float, list[tuple[Pipe, Control]]] = {}
             for action in actions:
                 if type(action) is Send:
                     pipe = self.pipes.get(action.peer)
                     if pipe is not None:
-                        told.setdefault(pipe.delay, []).append((pipe, action.message))
+                        outgoing.setdefault(pipe.delay, []).append((pipe, action.message))
                 elif type(action) is SendChunk:
                     self._send(action)
                 elif type(action) is Save:
-                    self._witness.saved(self, action.id, len(action.data))
+                    self._listener.saved(self, action.id, len(action.data))
                 elif type(action) is Complete:
-                    self._witness.completed(self, action.id)
+                    self._listener.completed(self, action.id)
                 elif type(action) is Ban:
-                    self._witness.banned(self, action.peer)
-            for delay, batch in told.items():
-                self._net.tell(delay, batch)
+                    self._listener.banned(self, action.peer)
+            for delay, batch in outgoing.items():
+                self._net.send_control(delay, batch)
         wake = swarm.next_wake()
         if wake < self._wake:
             self._wake = wake
-            self._clock.at(wake, self._alarm, wake)
+            self._clock.at(wake, self._wake_up, wake)
 
-    def _alarm(self, wake: float) -> None:
+    def _wake_up(self, wake: float) -> None:
         if self.alive and wake == self._wake:
             self._wake = _NEVER
             self.swarm.poll(self._clock.now)

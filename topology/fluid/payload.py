@@ -17,7 +17,7 @@ from p2psync.swarm.transfer import Bits
 #: A byte here stands for so many.
 SCALE = 1024
 #: Bytes of the smallest chunk that can be told from others.
-LEAST_CHUNK = 4 * SCALE
+MIN_CHUNK_BYTES = 4 * SCALE
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class Payload:
 
 def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payload:
     """A payload of about so many bytes in chunks of so many. Raises `UsageError` for sizes that cannot be."""
-    if chunk_bytes < LEAST_CHUNK or payload_bytes < chunk_bytes:
-        raise UsageError(f"chunks of at least {LEAST_CHUNK} bytes, and a payload of at least one")
+    if chunk_bytes < MIN_CHUNK_BYTES or payload_bytes < chunk_bytes:
+        raise UsageError(f"chunks of at least {MIN_CHUNK_BYTES} bytes, and a payload of at least one")
     size, count = chunk_bytes // SCALE, payload_bytes // chunk_bytes
     if count > MAX_CHUNKS:
         raise UsageError(f"{count} chunks: at most {MAX_CHUNKS}; choose larger ones")
@@ -93,5 +93,5 @@ def scaled(config: SwarmConfig) -> SwarmConfig:
 
 def scaled_plan(plan: NodePlan) -> NodePlan:
     """The same plan for rates as much lower."""
-    places = [msgspec.structs.replace(place, rate=place.rate / SCALE) for place in plan.places]
-    return msgspec.structs.replace(plan, places=places)
+    positions = [msgspec.structs.replace(place, rate=place.rate / SCALE) for place in plan.positions]
+    return msgspec.structs.replace(plan, positions=positions)

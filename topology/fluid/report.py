@@ -19,12 +19,12 @@ from p2psync.topology.plan import Plan, predicted_makespan
 _LINKS = 20
 
 
-class PlanFigures(msgspec.Struct, frozen=True):
+class FirstPlanFigures(msgspec.Struct, frozen=True):
     """The first plan. rate: Mbit/s. makespan: what the planner predicts (seconds). cpu: seconds to make it."""
 
     trees: int
     depth: int
-    most_children: int
+    max_children: int
     rate: float
     makespan: float
     cpu: float
@@ -93,7 +93,7 @@ class SwarmFigures(msgspec.Struct, frozen=True):
     bound: float
     bound_rate: float
     because: str
-    plan: PlanFigures | None
+    plan: FirstPlanFigures | None
     versions: list[VersionFigures]
     churned: ChurnFigures | None
     unfinished: int
@@ -116,13 +116,13 @@ class SwarmFigures(msgspec.Struct, frozen=True):
 
 
 def simulate(
-    network: Network, options: FluidOptions, *, churn: float = 0.0, spare: frozenset[str] = frozenset()
+    network: Network, options: FluidOptions, *, churn: float = 0.0, idle_hosts: frozenset[str] = frozenset()
 ) -> tuple[SwarmFigures, Trace]:
     """Run a swarm. churn: share of nodes that leave, and as many that join, a minute, until the last payload is due.
 
     The same arguments give the same figures, but for the CPU seconds. Raises `UsageError`.
     """
-    swarm = FluidSwarm(network, options, spare)
+    swarm = FluidSwarm(network, options, idle_hosts)
     swarm.start()
     churning = Churn(swarm, churn, options.versions * options.every)
     churning.start()
@@ -140,7 +140,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     least = least_makespan(network, options.payload_bytes)
     plan = None
     if first is not None:
-        plan = PlanFigures(
+        plan = FirstPlanFigures(
             len(first.shares),
             int(first.depth.max()),
             int(first.children.max()),
@@ -164,7 +164,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     into: dict[int, float] = {}
     for (_, b), server in swarm.net.links.items():
         into[b] = into.get(b, 0.0) + (server.nbytes / HEADERS / whole if b != home else 0.0)
-    actors = len(network.names) - len(swarm.spare) - 1
+    actors = len(network.names) - len(swarm.idle_hosts) - 1
     return SwarmFigures(
         actors=actors,
         regions=len(network.regions),
@@ -246,7 +246,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
         lines.append(
             (
                 "plan",
-                f"{plan.trees} trees, up to {plan.depth} hops deep and {plan.most_children} children a node; "
+                f"{plan.trees} trees, up to {plan.depth} hops deep and {plan.max_children} children a node; "
                 f"{plan.rate:.1f} Mbit/s; predicted {plan.makespan:.2f} s; made in {plan.cpu:.2f} s",
             )
         )

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Protocol
 
 from p2psync.protocol.messages import Chunk, Control, Message
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.payload import SCALE
 from p2psync.topology.network import Network
 
@@ -17,7 +17,7 @@ _HOST_DELAY = 0.0002
 _MBIT = 1e6 / 8 / SCALE
 
 
-class End(Protocol):
+class PipeEnd(Protocol):
     """A node, as the network sees it."""
 
     name: str
@@ -30,7 +30,7 @@ class End(Protocol):
         """A message came."""
 
 
-class Server:
+class LinkServer:
     """Passes one thing after another. rate: bytes a second. free: when the last of them is through. nbytes: so far."""
 
     __slots__ = ("free", "nbytes", "rate")
@@ -48,21 +48,41 @@ class Server:
 
 
 class Pipe:
-    """One direction of a connection. window: bytes that may be under way, as TCP bounds them. Seconds and bytes.
+    """One direction of a connection between two nodes.
 
-    flying: sent and not known to have arrived. acks: (when known, size) of what arrived. waiting: chunks for which
-    there was no room yet.
+    window: bytes that may be in flight, as TCP bounds them. in_flight: bytes sent and not yet acknowledged. acks: (time
+    in seconds at which the sender learns of it, bytes) of each chunk that arrived. waiting: chunks that the window does
+    not admit yet. delay: seconds one way.
     """
 
-    __slots__ = ("acks", "delay", "down", "flying", "link", "retrying", "source", "target", "up", "waiting", "window")
+    __slots__ = (
+        "acks",
+        "delay",
+        "down",
+        "in_flight",
+        "link",
+        "retrying",
+        "source",
+        "target",
+        "up",
+        "waiting",
+        "window",
+    )
 
     def __init__(
-        self, source: End, target: End, up: Server, link: Server | None, down: Server, delay: float, window: float
+        self,
+        source: PipeEnd,
+        target: PipeEnd,
+        up: LinkServer,
+        link: LinkServer | None,
+        down: LinkServer,
+        delay: float,
+        window: float,
     ) -> None:
         self.source, self.target = source, target
         self.up, self.link, self.down = up, link, down
         self.delay, self.window = delay, window
-        self.flying = 0
+        self.in_flight = 0
         self.acks: deque[tuple[float, int]] = deque()
         self.waiting: deque[Chunk] = deque()
         self.retrying = False
@@ -79,14 +99,14 @@ class FluidNetwork:
     Chunks take turns; control messages, some bytes each, take the delay alone.
     """
 
-    def __init__(self, network: Network, clock: Clock, buffer: float) -> None:
+    def __init__(self, network: Network, clock: VirtualClock, buffer: float) -> None:
         """buffer: seconds that a connection's chunks may wait for its narrowest link, if a round trip is not longer."""
         self._network = network
         self._clock = clock
         self._buffer = buffer
-        self.up = [Server(float(rate)) for rate in network.up]
-        self.down = [Server(float(rate)) for rate in network.down]
-        self.links: dict[tuple[int, int], Server] = {}
+        self.up = [LinkServer(float(rate)) for rate in network.up]
+        self.down = [LinkServer(float(rate)) for rate in network.down]
+        self.links: dict[tuple[int, int], LinkServer] = {}
         self._delays: list[list[float]] = (network.delay + _HOST_DELAY).tolist()
         self._regions: list[int] = network.region.tolist()
         self.messages = 0
@@ -95,7 +115,7 @@ class FluidNetwork:
         """Seconds from node i to node j."""
         return self._delays[self._regions[i]][self._regions[j]]
 
-    def pipe(self, source: End, i: int, target: End, j: int) -> Pipe:
+    def pipe(self, source: PipeEnd, i: int, target: PipeEnd, j: int) -> Pipe:
         """A connection from node i to node j, in this direction."""
         link = self._link(self._regions[i], self._regions[j])
         up, down, delay = self.up[i], self.down[j], self.delay(i, j)
@@ -109,23 +129,23 @@ class FluidNetwork:
         if link is not None:
             link.rate *= left
 
-    def _link(self, a: int, b: int) -> Server | None:
+    def _link(self, a: int, b: int) -> LinkServer | None:
         if a == b:
             return None
         link = self.links.get((a, b))
         if link is None:
             rate = float(self._network.rate[a, b]) * (1 - float(self._network.loss[a, b]))
-            link = self.links[a, b] = Server(rate)
+            link = self.links[a, b] = LinkServer(rate)
         return link
 
     # ---- control ---------------------------------------------------------------------------------------------------
 
-    def tell(self, delay: float, batch: list[tuple[Pipe, Control]]) -> None:
+    def send_control(self, delay: float, batch: list[tuple[Pipe, Control]]) -> None:
         """Control messages over pipes of the same delay."""
         self.messages += len(batch)
-        self._clock.after(delay, self._hear, batch)
+        self._clock.after(delay, self._deliver_control, batch)
 
-    def _hear(self, batch: list[tuple[Pipe, Control]]) -> None:
+    def _deliver_control(self, batch: list[tuple[Pipe, Control]]) -> None:
         for pipe, message in batch:
             if pipe.open:
                 pipe.target.receive(pipe.source.name, message)
@@ -143,8 +163,8 @@ class FluidNetwork:
     def _has_room(self, pipe: Pipe) -> bool:
         acks, now = pipe.acks, self._clock.now
         while acks and acks[0][0] <= now:
-            pipe.flying -= acks.popleft()[1]
-        return pipe.flying < pipe.window
+            pipe.in_flight -= acks.popleft()[1]
+        return pipe.in_flight < pipe.window
 
     def _retry_later(self, pipe: Pipe) -> None:
         if pipe.waiting and pipe.acks and not pipe.retrying:
@@ -158,7 +178,7 @@ class FluidNetwork:
         self._retry_later(pipe)
 
     def _launch(self, pipe: Pipe, chunk: Chunk) -> None:
-        pipe.flying += len(chunk.data)
+        pipe.in_flight += len(chunk.data)
         self._clock.at(pipe.up.take(len(chunk.data) * HEADERS, self._clock.now), self._left, pipe, chunk)
 
     def _left(self, pipe: Pipe, chunk: Chunk) -> None:
@@ -172,9 +192,9 @@ class FluidNetwork:
 
     def _enter(self, pipe: Pipe, chunk: Chunk) -> None:
         if pipe.target.alive:
-            self._clock.at(pipe.down.take(len(chunk.data) * HEADERS, self._clock.now), self._come, pipe, chunk)
+            self._clock.at(pipe.down.take(len(chunk.data) * HEADERS, self._clock.now), self._arrive, pipe, chunk)
 
-    def _come(self, pipe: Pipe, chunk: Chunk) -> None:
+    def _arrive(self, pipe: Pipe, chunk: Chunk) -> None:
         pipe.acks.append((self._clock.now + pipe.delay, len(chunk.data)))
         self._retry_later(pipe)
         if pipe.open:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Send, Swarm, SwarmConfig
 from p2psync.topology.bound import least_makespan
 from p2psync.topology.fluid.hub import FluidHub
@@ -19,11 +19,11 @@ from p2psync.topology.fluid.trace import Trace
 from p2psync.topology.network import Network
 
 #: Peers notice so late that a node went (seconds), besides the delay; its lease at the hub ends at once.
-NOTICED_AFTER = 0.1
+PEER_DOWN_SECONDS = 0.1
 #: One-way delays until a plan that is ready has reached a node (it is woken, and fetches it), and until a dial is up.
 PLAN_TRIPS, DIAL_TRIPS = 3, 3
 #: Versions that nodes exchange at a time; older ones are dropped, had or not.
-KEPT = 2
+MAX_EXCHANGED_VERSIONS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +62,14 @@ class FluidSwarm:
         self,
         network: Network,
         options: FluidOptions,
-        spare: frozenset[str] = frozenset(),
-        believed: Network | None = None,
+        idle_hosts: frozenset[str] = frozenset(),
+        planned_network: Network | None = None,
     ) -> None:
-        self.network, self.options, self.spare = network, options, spare
-        self.clock = Clock(options.seed)
+        self.network, self.options, self.idle_hosts = network, options, idle_hosts
+        self.clock = VirtualClock(options.seed)
         self.net = FluidNetwork(network, self.clock, options.buffer)
         self.trace = Trace(len(network.regions))
-        self.hub = FluidHub(believed or network, self.clock, self._plan_made)
+        self.hub = FluidHub(planned_network or network, self.clock, self._plan_made)
         self.trainer = network.names[network.trainer]
         self.index = {name: i for i, name in enumerate(network.names)}
         self.live: dict[str, FluidNode] = {}
@@ -92,7 +92,7 @@ class FluidSwarm:
 
     def start(self) -> None:
         """Everybody is connected and has the plan; payloads come from now on."""
-        names = [name for name in self.network.names if name not in self.spare]
+        names = [name for name in self.network.names if name not in self.idle_hosts]
         for name in names:
             self._enter(name)
         if self.options.planned:
@@ -103,7 +103,7 @@ class FluidSwarm:
             for other in self._others(name):
                 self.connect(self.live[name], other)
         for name in names:
-            self._greet(self.live[name])
+            self._announce_empty(self.live[name])
         for i in range(self.options.versions):
             self.clock.at(i * self.options.every, self._publish)
         self.clock.at(0.0, self._sample)
@@ -159,7 +159,7 @@ class FluidSwarm:
             assert isinstance(peer, FluidNode)
             back = peer.pipes.get(name)
             if back is not None:
-                self.clock.after(NOTICED_AFTER + pipe.delay, peer.peer_down, back)
+                self.clock.after(PEER_DOWN_SECONDS + pipe.delay, peer.peer_down, back)
 
     def cut(self, a: str, b: str, left: float, noticed_after: float | None = None) -> None:
         """The links between two regions keep such a share of their rates, both ways; the hub hears of it so many
@@ -171,7 +171,7 @@ class FluidSwarm:
             self.net.narrow(*ends, left)
         self.clock.note("is cut", f"{a}-{b}")
         if noticed_after is not None:
-            self.clock.after(noticed_after, self.hub.believes, replace(self.network, rate=rate))
+            self.clock.after(noticed_after, self.hub.network_changed, replace(self.network, rate=rate))
 
     def connect(self, a: FluidNode, b: FluidNode) -> None:
         """The two are connected, if they live, can be, and are not yet."""
@@ -187,7 +187,7 @@ class FluidSwarm:
         for one, pipe in zip((a, b), pipes, strict=True):
             one.peer_up(pipe, near=a.region == b.region, source=pipe.target.name == self.trainer)
 
-    def _greet(self, node: FluidNode) -> None:
+    def _announce_empty(self, node: FluidNode) -> None:
         """That it holds nothing yet its parents know before anything is published."""
         if node.name == self.trainer:
             return
@@ -268,21 +268,21 @@ class FluidSwarm:
         if not node.alive:
             return
         place = payload.manifest.version - 1
-        if place >= KEPT:
-            node.end(self.payloads[place - KEPT])
+        if place >= MAX_EXCHANGED_VERSIONS:
+            node.end(self.payloads[place - MAX_EXCHANGED_VERSIONS])
         if payload.id[:SHORT_ID_BYTES] not in node.payloads:
             node.begin(payload, holds=holds)
 
     # ---- what nodes tell -------------------------------------------------------------------------------------------
 
     def saved(self, node: FluidNode, id: bytes, size: int) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is not None:
             self.trace.saved(node, payload, size, self.clock.now)
 
     def completed(self, node: FluidNode, id: bytes) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is None or node.name == self.trainer:
             return
@@ -293,7 +293,7 @@ class FluidSwarm:
             self._missing -= 1
 
     def banned(self, node: FluidNode, peer: str) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         self.bans.append((node.name, peer))
         pipe = node.pipes.pop(peer, None)
         if pipe is not None and isinstance(pipe.target, FluidNode):

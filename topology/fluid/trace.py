@@ -17,7 +17,7 @@ STEPS = 8
 
 
 @dataclass(frozen=True)
-class Sample:
+class TraceSample:
     """One moment. version: the newest then.
 
     progress: by region, the mean share of it that live receivers hold (nan: there are none).
@@ -39,7 +39,7 @@ class Trace:
 
     regions: int
     points: list[tuple[float, str, int, int]] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TraceSample] = field(default_factory=list)
     finished: dict[int, dict[str, float]] = field(default_factory=dict)
     links: list[tuple[int, int]] = field(default_factory=list)
     _held: dict[int, list[int]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Trace:
             used.append((server.nbytes - self._passed.get(pair, 0.0)) / (server.rate * since))
             self._passed[pair] = server.nbytes
         self._last = now
-        self.samples.append(Sample(now, version, progress, used))
+        self.samples.append(TraceSample(now, version, progress, used))
 
     def write(self, path: Path) -> None:
         """The points as CSV: time, node, version, bytes held. Raises `StoreError`."""

@@ -16,12 +16,12 @@ from prometheus_client.registry import Collector
 
 from p2psync.errors import FormatError, HubError
 from p2psync.membership.checks import is_hex
-from p2psync.membership.leases import Ended
+from p2psync.membership.leases import EndedLease
 from p2psync.membership.records import Member
 from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkItem
 from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
-from p2psync.net.timer import Alarm
+from p2psync.net.timer import Timer
 from p2psync.trainer.ledger.core import Done, Ledger, LedgerConfig
 from p2psync.trainer.ledger.durability import Durability
 from p2psync.trainer.ledger.journal import Journal
@@ -45,7 +45,7 @@ class LedgerService:
         self.ledger = ledger
         self._hub = hub
         self._durable = durability
-        self._alarm = Alarm(hub.now, self.tick)
+        self._timer = Timer(hub.now, self.tick)
         self._work = asyncio.Event()
         self._results = asyncio.Event()
         self._looking: asyncio.TimerHandle | None = None
@@ -118,7 +118,7 @@ class LedgerService:
         if self.ledger.done:
             self._results.set()
         self._wake()
-        self._alarm.set(self.ledger.next_expiry())
+        self._timer.set(self.ledger.next_expiry())
 
     async def serve_lease(self, request: web.Request) -> web.Response:
         """POST /v1/work/lease: `LeaseWork` → `WorkGrant`, as soon as there is work, else empty after `wait` seconds."""
@@ -160,7 +160,7 @@ class LedgerService:
     def _try_lease(self, asked: LeaseWork, version: int | None) -> list[WorkItem]:
         node = self._hub.holder(asked.lease).member.info.node  # anew each time: it may end while its holder waits
         items = self.ledger.lease(node, asked.work, asked.max_items, self._hub.now(), version)
-        self._alarm.set(self.ledger.next_expiry())
+        self._timer.set(self.ledger.next_expiry())
         return items
 
     def _wake(self) -> None:
@@ -176,7 +176,7 @@ class LedgerService:
         self._looking = None
         self._wake()
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: EndedLease) -> None:
         self.ledger.release_node(ended.member.info.node)
         self.tick()
 
@@ -186,7 +186,7 @@ class LedgerService:
 
     async def _stop(self, _app: web.Application) -> None:
         self._closing = True
-        self._alarm.cancel()
+        self._timer.cancel()
         if self._looking is not None:
             self._looking.cancel()
         self._work.set()

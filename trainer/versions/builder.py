@@ -29,7 +29,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec
 from p2psync.errors import DigestMismatchError, FormatError, StoreError
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import place_after, reachable, resolve
@@ -466,7 +466,7 @@ def _load_number(path: Path) -> int:
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
     """A manifest in short, as a hub would announce it."""
-    return in_short(manifest, signed.id, len(signed.to_bytes()))
+    return to_announcement(manifest, signed.id, len(signed.to_bytes()))
 
 
 def position_of(manifest: Manifest) -> Position:

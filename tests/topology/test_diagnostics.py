@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.topology.hub_planner import HubPlanner
 
 
@@ -17,46 +17,50 @@ def member(number: int, port: int = 7071) -> Member:
     return Member(info=NodeInfo(node=name(number), role=role, region="eu", host="h", port=port))
 
 
-def told(count: int, failed: frozenset[tuple[int, int]] = frozenset(), ups: dict[int, float] | None = None) -> PlanTask:
+def reported(
+    count: int, failed: frozenset[tuple[int, int]] = frozenset(), ups: dict[int, float] | None = None
+) -> PlanTask:
     """All measured each other, at 20 Mbit/s, but for pairs that failed in this direction."""
-    measures = {}
+    statistics = {}
     for i in range(count):
         paths = [
-            Path(name(j), 0.01, 20.0, 20.0, failed=False) if (i, j) not in failed else Path(name(j), failed=True)
+            PathStatistics(name(j), 0.01, 20.0, 20.0, failed=False)
+            if (i, j) not in failed
+            else PathStatistics(name(j), failed=True)
             for j in range(count)
             if i != j
         ]
-        measures[name(i)] = Measures((ups or {}).get(i, 30.0), 100.0, paths)
-    return PlanTask(name(0), [member(i) for i in range(count)], measures)
+        statistics[name(i)] = NodeStatistics((ups or {}).get(i, 30.0), 100.0, paths)
+    return PlanTask(name(0), [member(i) for i in range(count)], statistics)
 
 
 def lines(task: PlanTask) -> dict[str, str]:
-    return dict(HubPlanner().plan(task).remarks)
+    return dict(HubPlanner().plan(task).plan_diagnostics)
 
 
 def test_of_a_network_without_faults_nothing_is_said() -> None:
-    assert lines(told(6)) == {}
+    assert lines(reported(6)) == {}
 
 
 def test_a_node_that_most_cannot_dial_is_told_of_with_its_address() -> None:
-    found = lines(told(6, frozenset((i, 3) for i in (0, 1, 2))))
+    found = lines(reported(6, frozenset((i, 3) for i in (0, 1, 2))))
     assert list(found) == [f"undialled {name(3)}"]
     assert found[f"undialled {name(3)}"].startswith("3 of 5 who know of 33333333 (h:7071) cannot open a connection")
-    assert lines(told(6, frozenset({(1, 3), (2, 3)}))) == {}
+    assert lines(reported(6, frozenset({(1, 3), (2, 3)}))) == {}
 
 
 def test_a_node_that_nothing_reaches_is_told_of() -> None:
     alone = frozenset({*((i, 3) for i in range(6)), *((3, i) for i in range(6))})
-    found = lines(told(6, alone))
+    found = lines(reported(6, alone))
     assert "is in no tree" in found[f"unreachable {name(3)}"]
 
 
 def test_a_node_that_claims_far_more_than_all_others_saw_of_it_is_told_of() -> None:
-    found = lines(told(6, ups={2: 5000.0, 4: 150.0}))
+    found = lines(reported(6, ups={2: 5000.0, 4: 150.0}))
     assert list(found) == [f"boast {name(2)}"]
     assert "says that it sends 5e+03 Mbit/s, of which all others together saw 100" in found[f"boast {name(2)}"]
     assert found[f"boast {name(2)}"].endswith("the plan reckons with 40")
 
 
 def test_the_trainers_own_word_on_its_uplink_is_not_doubted() -> None:
-    assert lines(told(6, ups={0: 5000.0})) == {}
+    assert lines(reported(6, ups={0: 5000.0})) == {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Member, NodeInfo, Path
+from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.topology.hub_planner import HubPlanner, network_of
 
 
@@ -20,20 +20,22 @@ def member(number: int, role: str = "actor") -> Member:
     return Member(info=info)
 
 
-def told(members: int, rate: float = 100.0) -> dict[str, Measures]:
+def reported(members: int, rate: float = 100.0) -> dict[str, NodeStatistics]:
     """Everybody sends at most so much, and has measured everybody else."""
     found = {}
     for one in range(members):
-        paths = [Path(name(two), 0.01, rate, rate) for two in range(members) if two != one]
-        found[name(one)] = Measures(rate, 1000.0, paths)
+        paths = [PathStatistics(name(two), 0.01, rate, rate) for two in range(members) if two != one]
+        found[name(one)] = NodeStatistics(rate, 1000.0, paths)
     return found
 
 
 BESIDE = frozenset({name(1), name(2)})
 
 
-def task(beside: frozenset[str] = BESIDE, measures: dict[str, Measures] | None = None) -> PlanTask:
-    return PlanTask(name(0), [member(i) for i in range(9)], told(9) if measures is None else measures, beside)
+def task(co_publishers: frozenset[str] = BESIDE, statistics: dict[str, NodeStatistics] | None = None) -> PlanTask:
+    return PlanTask(
+        name(0), [member(i) for i in range(9)], reported(9) if statistics is None else statistics, co_publishers
+    )
 
 
 def test_to_a_planner_they_are_one_node_that_sends_what_all_send() -> None:
@@ -44,33 +46,33 @@ def test_to_a_planner_they_are_one_node_that_sends_what_all_send() -> None:
 
 
 def test_one_that_told_nothing_yet_is_taken_to_send_what_the_others_do() -> None:
-    measures = told(9)
-    del measures[name(2)]
-    assert network_of(task(measures=measures)).up[network_of(task()).trainer] == pytest.approx(300.0)
+    statistics = reported(9)
+    del statistics[name(2)]
+    assert network_of(task(statistics=statistics)).up[network_of(task()).trainer] == pytest.approx(300.0)
 
 
 def test_every_one_of_them_is_a_root_of_all_trees_at_its_share_of_the_rate() -> None:
-    book = HubPlanner().plan(task())
-    parts = [book.node_plan(name(i)) for i in range(3)]
-    whole = book.plan.node_plan(name(0))
+    plan_result = HubPlanner().plan(task())
+    parts = [plan_result.node_plan(name(i)) for i in range(3)]
+    whole = plan_result.plan.node_plan(name(0))
     for part in parts:
         assert part is not None
-        assert [place.children for place in part.places] == [place.children for place in whole.places]
-        assert [place.rate for place in part.places] == pytest.approx([place.rate / 3 for place in whole.places])
-        assert (part.peers, part.roots) == (whole.peers, [])
+        assert [place.children for place in part.positions] == [place.children for place in whole.positions]
+        assert [place.rate for place in part.positions] == pytest.approx([place.rate / 3 for place in whole.positions])
+        assert (part.peers, part.co_publishers) == (whole.peers, [])
 
 
 def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_alone() -> None:
-    book = HubPlanner().plan(task())
+    plan_result = HubPlanner().plan(task())
     fed = 0
     for i in range(3, 9):
-        part = book.node_plan(name(i))
+        part = plan_result.node_plan(name(i))
         assert part is not None
         part.check()
-        parents = {part.peers[place.parent] for place in part.places}
-        roots = {part.peers[root] for root in part.roots}
-        assert roots == (BESIDE if name(0) in parents else set())
-        fed += bool(roots)
+        parents = {part.peers[place.parent] for place in part.positions}
+        co_publishers = {part.peers[peer] for peer in part.co_publishers}
+        assert co_publishers == (BESIDE if name(0) in parents else set())
+        fed += bool(co_publishers)
     assert fed
 
 
@@ -78,6 +80,8 @@ def test_who_comes_or_goes_beside_the_trainer_makes_another_plan() -> None:
     planner = HubPlanner()
     first = planner.plan(task())
     assert planner.plan(task()).revision == first.revision
-    later = planner.plan(PlanTask(name(0), [member(i) for i in (0, 1, *range(3, 9))], told(9), frozenset({name(1)})))
+    later = planner.plan(
+        PlanTask(name(0), [member(i) for i in (0, 1, *range(3, 9))], reported(9), frozenset({name(1)}))
+    )
     assert later.revision > first.revision
     assert later.node_plan(name(1)) is not None and later.node_plan(name(2)) is None

@@ -4,50 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from p2psync.membership.records import Measures, Path
+from p2psync.membership.records import NodeStatistics, PathStatistics
 
 #: Rates count as changed when they differ by more than this factor and this much (Mbit/s).
-FACTOR = 1.2
-SLACK = 0.1
+CHANGE_FACTOR = 1.2
+CHANGE_MIN_MBITS = 0.1
 
 
-def changed_much(before: Measures | None, after: Measures, planned: Collection[str] | None = None) -> bool:
+def changed_substantially(
+    before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None
+) -> bool:
     """Whether some capacity or path changed by more than a fifth, or a path failed, works again, or was timed first.
 
     A path that is told no longer is no change: a node tells of so many paths only. before: None: nothing was told yet.
     planned: peers that a plan has for this node: that another one cannot be reached changes nothing. None: any may be.
     """
-    before = before if before is not None else Measures()
+    before = before if before is not None else NodeStatistics()
     if _apart(before.up, after.up) or _apart(before.down, after.down):
         return True
     known = {path.peer: path for path in before.paths}
     return any(
-        _path_changed(known.get(path.peer) or Path(path.peer, failed=_is_no_news(path, planned)), path)
+        _path_changed(known.get(path.peer) or PathStatistics(path.peer, failed=_is_no_news(path, planned)), path)
         for path in after.paths
     )
 
 
-def fell(before: Measures | None, after: Measures, planned: Collection[str] | None = None) -> bool:
+def has_degraded(before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None) -> bool:
     """Whether some path failed, or brings far less than it did, of which nothing was told before. planned: see
-    `changed_much`."""
+    `changed_substantially`."""
     known = {} if before is None else {path.peer: path for path in before.paths}
     for path in after.paths:
-        last = known.get(path.peer) or Path(path.peer, failed=_is_no_news(path, planned))
-        if path.failed > last.failed or 0 < FACTOR * path.fallen < (last.fallen or 1.0):
+        last = known.get(path.peer) or PathStatistics(path.peer, failed=_is_no_news(path, planned))
+        if path.failed > last.failed or 0 < CHANGE_FACTOR * path.degraded_to < (last.degraded_to or 1.0):
             return True
     return False
 
 
-def _is_no_news(path: Path, planned: Collection[str] | None) -> bool:
+def _is_no_news(path: PathStatistics, planned: Collection[str] | None) -> bool:
     """Whether this path failed, and nobody counts on it."""
     return path.failed and planned is not None and path.peer not in planned
 
 
-def _path_changed(before: Path, after: Path) -> bool:
+def _path_changed(before: PathStatistics, after: PathStatistics) -> bool:
     if before.failed != after.failed or (after.rtt > 0 and before.rtt <= 0):
         return True
     return _apart(before.sent, after.sent) or _apart(before.received, after.received)
 
 
 def _apart(one: float, other: float) -> bool:
-    return max(one, other) > FACTOR * min(one, other) + SLACK
+    return max(one, other) > CHANGE_FACTOR * min(one, other) + CHANGE_MIN_MBITS
