@@ -30,7 +30,7 @@ def plan_diagnostics(task: PlanTask, network: Network, unreachable: Collection[s
             and name not in task.co_publishers
             and (line := _overclaim(info, task, network)) is not None
         ):
-            found[f"boast {name}"] = line
+            found[f"overclaim {name}"] = line
     return found
 
 

@@ -1,9 +1,9 @@
-"""A node's side of membership: when to join, renew, ask for the view, and how long to wait after a failure. Pure.
+"""A node's side of membership: decides when to join, renew, fetch the view and the plan, and when to retry. Pure.
 
-States: OUT (no lease: join, with growing pauses) → IN (renew at a third of the TTL; one long poll for the view always
-open) → OUT again when the hub no longer knows the lease or the lease has run out unrenewed. The last view stays in use
-while the hub is away: peers go on exchanging what they know of. While in, the node's part of the plan is asked for
-whenever the view shows another revision of it.
+States: OUT (no lease: join, with exponential backoff) → IN (renew after a third of the TTL; one long poll for the view
+always open) → OUT again when the hub no longer knows the lease or the lease expires. The last view stays in use while
+the hub is unreachable, so peers go on exchanging. While IN, the client fetches its part of the plan whenever the view
+shows a new plan revision.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, NodeInfo, 
 from p2psync.membership.statistics_changes import changed_substantially, has_degraded
 
 _NEVER = float("inf")
-#: Pauses after failures grow from the first to the last of these (seconds), with jitter so that nodes do not all
-#: return at once.
+#: Backoff after failed calls, seconds: the first and the longest pause, doubled in between, with jitter so that nodes
+#: do not all return at once.
 RETRY_MIN_SECONDS = 0.2
 RETRY_MAX_SECONDS = 5.0
-#: Measures that changed much are told without waiting for the next renewal, but not more often than this (seconds).
+#: Statistics that changed substantially are reported without waiting for the next renewal, but at most once in this
+#: many seconds. A larger value saves requests and delays better plans.
 STATISTICS_MIN_SECONDS = 1.0
-#: The same of measures that show that a way brings next to nothing any more, which others wait for.
+#: The same for a path that degraded or failed, which other nodes wait on: plans should leave it soon.
 DEGRADATION_MIN_SECONDS = 0.2
-#: Where a renewal with measures failed and the next one without them did not, they wait for so long (seconds), growing
-#: from the first to the last: what cannot get through must not cost the lease.
+#: Where a renewal with statistics fails and the next one without them succeeds, statistics are left out for this long
+#: (seconds, the first and the longest pause): a body that cannot get through must not cost the lease.
 BARE_MIN_SECONDS, BARE_MAX_SECONDS = 1.0, 300.0
 
 
@@ -44,7 +45,7 @@ class CallJoin:
 class CallRenew:
     """Renew the lease; answer with `renewed`, `failed`, or `lease_lost`.
 
-    limit: seconds after which no answer counts as a failure, so that there is time for another renewal.
+    limit: seconds without an answer that count as a failure, so that there is time for another renewal.
     """
 
     request: Renew
@@ -55,7 +56,7 @@ class CallRenew:
 class CallView:
     """Long-poll the view; answer with `viewed` (None: nothing new) or `failed`.
 
-    whole: a view that tells only what changed does not do.
+    whole: the client needs the whole view, not only the changes.
     """
 
     instance: str
@@ -76,7 +77,7 @@ HubCall: TypeAlias = CallJoin | CallRenew | CallView | CallPlan
 
 @dataclass(frozen=True, slots=True)
 class _LocalState:
-    """What a call tells the hub of this node."""
+    """What a call reports of this node."""
 
     version: int | None = None
     digest: str = ""
@@ -86,14 +87,14 @@ class _LocalState:
 
 
 class MembershipClient:
-    """Drives one node's lease and view."""
+    """Drives one node's lease, its view of the swarm and its part of the plan."""
 
     def __init__(self, info: NodeInfo, rng: random.Random) -> None:
         self.info = info
         self.view: View | None = None
-        #: Two digits of it are told with each renewal: see `Member.fetch_rate`.
+        #: Bytes a second, reported to two digits with each renewal: see `Member.fetch_rate`.
         self.fetch_rate = 0.0
-        #: Asked with each renewal: see `MemberAge.waits`.
+        #: Called for each renewal: see `MemberAge.waits`.
         self.why_waiting: Callable[[], str] = lambda: ""
         self._rng = rng
         self._live = _LocalState()
@@ -101,7 +102,7 @@ class MembershipClient:
         self._statistics: NodeStatistics | None = None
         self._report_after = _NEVER
         self._statistics_reported_at = -STATISTICS_MIN_SECONDS
-        # Whether the last renewal with measures failed, and until when they wait since the next one did not.
+        # Whether the last renewal with statistics failed, and until when renewals leave them out.
         self._statistics_failed = False
         self._bare_until, self._bare_for = -_NEVER, BARE_MIN_SECONDS
         self._reporting = _LocalState()
@@ -114,7 +115,7 @@ class MembershipClient:
         self._pause = RETRY_MIN_SECONDS
         self._wait_until = 0.0
         self._view_wait_until = 0.0
-        # (instance, revision) of the plan that this node has its part of.
+        # (instance, revision) of the plan whose part this node holds.
         self._plan_of = ("", 0)
         self._plan_call = False
         self._plan_pause = RETRY_MIN_SECONDS
@@ -127,15 +128,15 @@ class MembershipClient:
 
     @property
     def has_unreported_version(self) -> bool:
-        """Whether the hub has not yet confirmed what is live here."""
+        """Whether the hub has not yet confirmed the version that is live here."""
         return replace(self._reported, statistics=None) != self._live
 
     @property
     def statistics(self) -> NodeStatistics | None:
-        """What this node measured of its network, None: nothing yet.
+        """This node's network statistics; None: nothing was measured yet.
 
-        To be set at each change. Told with the next renewal when it is not what the hub confirmed last, and again after
-        a join; a change that matters to plans does not wait for the renewal.
+        Set at each change. The next renewal reports them if they differ from what the hub confirmed last, and so does
+        the first renewal after a join; a change that matters to plans does not wait for the renewal.
         """
         return self._statistics
 
@@ -145,19 +146,19 @@ class MembershipClient:
         self._schedule_statistics()
 
     def running(self, version: int | None, digest: str, now: float, run: str = "", epoch: int = 0) -> None:
-        """This version (digest in hex) of a run is live at this node: told to the hub at once."""
+        """Sets the live version (digest in hex) and its run; it is reported to the hub at once."""
         self._live = _LocalState(version, digest, run, epoch)
         if version is not None:
             self._rejected = ""
         self._renew_at = now
 
     def rejected(self, digest: str, now: float) -> None:
-        """The version of this digest (hex) has other bits here than were signed: see `Member.rejected`."""
+        """Reports that the version of this digest (hex) has other bits here than were signed: see `Member.rejected`."""
         self._rejected = digest
         self._renew_at = now
 
     def poll(self, now: float) -> list[HubCall]:
-        """The calls to make now. Each kind is under way at most once."""
+        """Returns the calls to make now. At most one call of each kind is under way."""
         calls: list[HubCall] = []
         if self._lease is not None and now >= self._lease_end:
             self._lease = None
@@ -184,7 +185,7 @@ class MembershipClient:
         return calls
 
     def next_wake(self) -> float:
-        """When `poll` may have something to do next."""
+        """Returns when `poll` may have something to do next (seconds)."""
         waits = []
         if not self._lease_call:
             waits.append(self._wait_until if self._lease is None else max(self._renewal_due(), self._wait_until))
@@ -200,7 +201,7 @@ class MembershipClient:
         """The hub granted a lease."""
         self._statistics_failed = False
         self._granted(lease, now)
-        # What became live while the join was under way is told at once.
+        # A version that became live during the join is reported at once.
         self._renew_at = now if self.has_unreported_version else now + lease.ttl / RENEWALS_PER_TTL
 
     def renewed(self, lease: Lease, now: float) -> None:
@@ -213,13 +214,14 @@ class MembershipClient:
         self._granted(lease, now)
 
     def lease_lost(self, now: float) -> None:
-        """The hub does not know the lease (it ended, or the hub started anew): join again at once."""
+        """The hub does not know the lease (it expired, or the hub was restarted): join again at once."""
         self._lease_call = False
         self._lease = None
         self._wait_until = now
 
     def viewed(self, view: View | None, now: float) -> View | None:
-        """The long poll ended. Returns the whole view, where this one tells only what changed; None: nothing did."""
+        """Ends the long poll. Returns the whole view, merged with the changes if only those came; None: nothing
+        changed."""
         self._view_call = False
         self._view_wait_until = now
         if view is None:
@@ -227,21 +229,21 @@ class MembershipClient:
         try:
             self.view = merge_views(self.view, view)
         except FormatError:
-            self.view = None  # so that all of it is asked for
+            self.view = None  # so that the next poll asks for the whole view
             self._view_wait_until = now + RETRY_MIN_SECONDS
         return self.view
 
     def planned(self, revision: int, now: float) -> None:
-        """The hub gave this node's part of the plan of this revision."""
+        """The hub gave this node its part of the plan of this revision."""
         self._plan_call = False
         self._plan_of = (self.view.instance if self.view else "", revision)
-        if self._wants_plan:  # a hub that was started anew knows of no such plan yet, and the view of it is on its way
+        if self._wants_plan:  # a restarted hub has no such plan yet; its view will say so
             self._put_off_plan(now)
         else:
             self._plan_pause = RETRY_MIN_SECONDS
 
     def failed(self, call: HubCall, now: float) -> None:
-        """A call failed: the hub is unreachable or broken. Pauses grow until one succeeds."""
+        """A call failed: the hub is unreachable or broken. The backoff grows until a call succeeds."""
         if isinstance(call, CallPlan):
             self._plan_call = False
             self._put_off_plan(now)
@@ -260,7 +262,8 @@ class MembershipClient:
 
     @property
     def _wants_whole(self) -> bool:
-        """A trainer must know which versions members run, of which changes tell nothing."""
+        """Whether the client needs whole views: a trainer must know which versions members run, which changes leave
+        out."""
         return self.info.role == "trainer"
 
     @property

@@ -1,7 +1,7 @@
-"""The table of leases: who is a member, until when.
+"""The table of leases: which nodes are members, and until when.
 
-Pure: time and lease ids are arguments. `now` is in seconds on a clock that does not go back. A lease granted or renewed
-at t lives while now < t + ttl; from then on it is refused, whether or not `expire` has been called.
+Pure: time and lease ids are arguments. `now` is in seconds on a monotonic clock. A lease granted or renewed at t lives
+while now < t + ttl; from then on it is refused, whether or not `expire` has been called.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_MEMBERS = 16384
 
 @dataclass(frozen=True)
 class EndedLease:
-    """A lease that is no more. replaced: the node joined again, so whatever held the earlier lease is gone."""
+    """A lease that has ended. replaced: the node joined again, and whatever depended on the earlier lease is void."""
 
     lease: str
     member: Member
@@ -32,7 +32,7 @@ class EndedLease:
 class HeldLease:
     """A live lease: its holder, when it was granted, and when it was last granted or renewed (seconds).
 
-    measures: what its holder last told of its network; None: nothing yet. waits: see `MemberAge`.
+    statistics: the network statistics that its holder last reported; None: none yet. waits: see `MemberAge`.
     """
 
     lease: str
@@ -44,14 +44,14 @@ class HeldLease:
 
 
 def running(member: Member) -> tuple[int | None, str, str, int]:
-    """What a member says it runs."""
+    """Returns the version, digest, run and epoch that a member reports as live."""
     return (member.version, member.digest, member.run, member.epoch)
 
 
 class LeaseTable:
     """Leases by id, at most one per node, each `ttl` seconds long unless renewed.
 
-    Every operation is O(log n) amortised, but `members` and `held`, which are O(n log n) and O(n).
+    Every operation is O(log n) amortised, except `members` and `held`, which are O(n log n) and O(n).
     """
 
     def __init__(self, ttl: float = DEFAULT_TTL, max_members: int = MAX_MEMBERS) -> None:
@@ -68,10 +68,10 @@ class LeaseTable:
         return len(self._held)
 
     def join(self, lease: str, member: Member, now: float) -> EndedLease | None:
-        """Grant `lease`, an id never used before. Returns the node's earlier lease, which ends here.
+        """Grants `lease`, an id never used before. Returns the node's earlier lease, which ends here, or None.
 
-        Call `expire(now)` first: leases that have ended but are not swept count as members. Raises `HubError` when the
-        table is full, `UsageError` when the id is in use.
+        Call `expire(now)` first: expired leases that are still in the table count as members. Raises `HubError` when
+        the table is full, `UsageError` when the id is in use.
         """
         if lease in self._held:
             raise UsageError("this lease id is in use; draw another")
@@ -100,9 +100,9 @@ class LeaseTable:
         waits: str = "",
         rejected: str = "",
     ) -> Member:
-        """Let `lease` last until `now + ttl`, and note what its holder runs, rejected (see `Member`) and waits for.
+        """Extends `lease` to `now + ttl`, and records what its holder runs and rejected (see `Member`) and waits for.
 
-        measures: None leaves those told before. Raises `LeaseError` if it has ended.
+        statistics: None keeps the last ones. Raises `LeaseError` if the lease has ended.
         """
         held = self.holder(lease, now)
         reported = msgspec.structs.replace(
@@ -121,19 +121,19 @@ class LeaseTable:
         return member
 
     def leave(self, lease: str, now: float) -> EndedLease:
-        """End `lease`. Raises `LeaseError` if it has ended before."""
+        """Ends `lease`. Raises `LeaseError` if it has ended before."""
         self.holder(lease, now)
         return EndedLease(lease, self._drop(lease).member, "left")
 
     def holder(self, lease: str, now: float) -> HeldLease:
-        """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
+        """Returns the holder of `lease`. Raises `LeaseError` if it has ended or never was."""
         held = self._held.get(lease)
         if held is None or now >= held.heard + self.ttl:
             raise LeaseError("this lease has ended or was never granted; join again")
         return held
 
     def is_held(self, lease: str) -> bool:
-        """Whether there is such a lease; whose time is up counts until `expire`."""
+        """Whether the table holds this lease; an expired one counts until `expire`."""
         return lease in self._held
 
     def of_node(self, node: str) -> Member | None:
@@ -142,7 +142,7 @@ class LeaseTable:
         return None if lease is None else self._held[lease].member
 
     def expire(self, now: float) -> list[EndedLease]:
-        """End and return the leases whose time is up at `now`, in the order of their ends."""
+        """Ends and returns the leases whose time is up at `now`, in the order in which they expired."""
         return [EndedLease(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
 
     def next_expiry(self) -> float | None:
@@ -154,7 +154,7 @@ class LeaseTable:
         return [self._held[self._by_node[node]].member for node in sorted(self._by_node)]
 
     def held(self) -> list[HeldLease]:
-        """All leases, in no order."""
+        """Returns all leases, in no order."""
         return list(self._held.values())
 
     def _hold(self, held: HeldLease) -> None:

@@ -1,4 +1,4 @@
-"""Which changes of a node's measures are worth telling at once, and worth another plan. Pure."""
+"""Decides which changes of a node's network statistics are worth an immediate report, and another plan. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from p2psync.membership.records import NodeStatistics, PathStatistics
 
-#: Rates count as changed when they differ by more than this factor and this much (Mbit/s).
+#: Rates count as changed when they differ by more than this factor and this many Mbit/s.
 CHANGE_FACTOR = 1.2
 CHANGE_MIN_MBITS = 0.1
 
@@ -14,34 +14,34 @@ CHANGE_MIN_MBITS = 0.1
 def changed_substantially(
     before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None
 ) -> bool:
-    """Whether some capacity or path changed by more than a fifth, or a path failed, works again, or was timed first.
+    """Whether a capacity or path changed by more than a fifth, or a path failed, recovered, or got its first RTT.
 
-    A path that is told no longer is no change: a node tells of so many paths only. before: None: nothing was told yet.
-    planned: peers that a plan has for this node: that another one cannot be reached changes nothing. None: any may be.
+    A path that is missing from `after` is no change: a node reports a bounded number of paths. before: None: nothing
+    was reported yet. planned: peers in this node's part of the plan; the failure of a path to any other peer changes
+    nothing. None: every peer counts.
     """
     before = before if before is not None else NodeStatistics()
     if _apart(before.up, after.up) or _apart(before.down, after.down):
         return True
     known = {path.peer: path for path in before.paths}
     return any(
-        _path_changed(known.get(path.peer) or PathStatistics(path.peer, failed=_is_no_news(path, planned)), path)
+        _path_changed(known.get(path.peer) or PathStatistics(path.peer, failed=_fails_unplanned(path, planned)), path)
         for path in after.paths
     )
 
 
 def has_degraded(before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None) -> bool:
-    """Whether some path failed, or brings far less than it did, of which nothing was told before. planned: see
-    `changed_substantially`."""
+    """Whether some path newly failed, or newly carries far less than it did. planned: see `changed_substantially`."""
     known = {} if before is None else {path.peer: path for path in before.paths}
     for path in after.paths:
-        last = known.get(path.peer) or PathStatistics(path.peer, failed=_is_no_news(path, planned))
+        last = known.get(path.peer) or PathStatistics(path.peer, failed=_fails_unplanned(path, planned))
         if path.failed > last.failed or 0 < CHANGE_FACTOR * path.degraded_to < (last.degraded_to or 1.0):
             return True
     return False
 
 
-def _is_no_news(path: PathStatistics, planned: Collection[str] | None) -> bool:
-    """Whether this path failed, and nobody counts on it."""
+def _fails_unplanned(path: PathStatistics, planned: Collection[str] | None) -> bool:
+    """Whether this path failed and the plan does not use it."""
     return path.failed and planned is not None and path.peer not in planned
 
 

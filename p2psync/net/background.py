@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that are not asyncio: training and generation loops."""
+"""An event loop in its own thread, for programs that are not asyncio: training and generation loops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import uvloop
 from p2psync.errors import UsageError
 
 T = TypeVar("T")
-#: How long a coroutine whose caller gave up is waited for (seconds).
+#: Seconds to wait for a cancelled coroutine to end after its caller gave up.
 CANCEL_WAIT_SECONDS = 10.0
 
 
@@ -32,10 +32,11 @@ class BackgroundLoop:
         return self._closed
 
     def call(self, coroutine: Coroutine[object, object, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for what it returns or raises. `TimeoutError` after `timeout` seconds.
+        """Runs a coroutine in the loop and returns its result, or raises its exception; `TimeoutError` after `timeout`
+        seconds.
 
-        When the caller gives up (a time-out, Ctrl-C) the coroutine is cancelled, and has ended when this raises.
-        Raises `UsageError` after `close`, and in the loop's own thread, where it would wait for itself.
+        When the caller gives up (a timeout, Ctrl-C) the coroutine is cancelled, and has ended when this raises. Raises
+        `UsageError` after `close`, and in the loop's own thread, where it would wait for itself.
         """
         if self._closed or threading.current_thread() is self._thread:
             coroutine.close()
@@ -51,12 +52,12 @@ class BackgroundLoop:
             raise
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something called there, and do not wait for it. Nothing happens after `close`."""
+        """Schedules a call in the loop without waiting for it. Does nothing after `close`."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Stop the loop; whatever still runs there is cancelled. Again: no effect."""
+        """Stops the loop and cancels whatever still runs in it. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,14 +1,14 @@
 """The hub's HTTP service: a thin shell around `HubCore`.
 
-It adds what a pure core cannot have: the clock, random secrets, waiting, and an alarm at the next lease's end. It runs
-in any process's loop; a trainer embeds it and mounts routes of its own on the same application.
+It adds what a pure core cannot have: the clock, random secrets, waiting, and a timer for the next lease's end. It runs
+in any process's loop; a trainer embeds it and adds routes of its own to the same application.
 
-Waiting nodes. A change of claim or lineage wakes every long-poll at once. Changes of members alone wake them at once
+Long polls. A change of claim or lineage wakes every long poll at once. A change of members alone wakes them at once
 too, but then not again for one millisecond per member (a second at most): when a thousand nodes join together, they
-must not each cause a thousand answers. The encoded view is shared by all who are answered at one revision, and holds
-only those manifests that are news to them.
+must not each cause a thousand replies. All readers at one revision share the encoded view, which inlines only manifests
+that are new to them.
 
-With a planner the hub makes plans, in a thread; a new plan is a change like one of members.
+With a planner the hub makes plans in a thread; a new plan wakes long polls like a change of members.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from p2psync.net.timer import Timer
 
 _WAKE_SECONDS_PER_MEMBER = 0.001
 _WAKE_MAX_SECONDS = 1.0
-#: The same remark on a plan is made again after so long (seconds).
+#: Seconds after which the same diagnostic line of a plan is reported again.
 REPEAT_DIAGNOSTIC_SECONDS = 600.0
-#: Long-polls beyond one per possible member.
+#: Long polls that are accepted beyond one per possible member.
 _EXTRA_LONG_POLLS = 64
 _SHUTDOWN_TIMEOUT = 2.0
 
 
 class HubService:
-    """One hub: its core, its waiting nodes, its routes.
+    """One hub: its core, its long polls, its routes.
 
-    Everything but the constructor is to be called on the loop that serves.
+    Call everything but the constructor on the loop that serves.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class HubService:
         secret: Callable[[], str] = lambda: secrets.token_hex(16),
         port_option: str = "--port",
     ) -> None:
-        """token: the join token every request must bear; None: anyone may. planner: None: there is no plan.
+        """token: the join token that every request must carry; None: anyone may. planner: None: there is no plan.
 
-        on_trouble: told in one line why there is no new plan, what is odd about members, and which other run has it.
-        clock: seconds, never going back. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
-        port_option: the option that sets the port, for people.
+        on_trouble: receives one line when a plan fails, for each diagnostic of a plan, and when another run takes the
+        hub. clock: seconds, monotonic. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
+        port_option: the option that sets the port, for messages.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
@@ -93,12 +93,12 @@ class HubService:
 
     @property
     def waiting(self) -> int:
-        """Long-polls of the view that wait now."""
+        """Number of long polls of the view that wait now."""
         return self._waiting
 
     @property
     def port(self) -> int:
-        """The port that is served. Raises `UsageError` before `start`."""
+        """The served port. Raises `UsageError` before `start`."""
         if self._runner is None:
             raise UsageError("this hub is not started, so it has no port yet")
         return int(self._runner.addresses[0][1])
@@ -108,39 +108,39 @@ class HubService:
         return self._clock()
 
     def claimed(self, before: Claimant | None) -> None:
-        """Tell people when this hub went from one run to another; the routes call it after a claim."""
+        """Reports when this hub changed from one run to another; the routes call it after a claim."""
         now = self.core.claimant
         if before is not None and now is not None and now.run != before.run:
             self._on_trouble(f"this hub changed hands: {now.line()}")
 
     def own_nonce(self) -> str:
-        """A nonce for a claim of the trainer that this hub is part of (`HubConfig.embedded`)."""
+        """Returns a nonce for a claim of the trainer that embeds this hub (`HubConfig.embedded`)."""
         nonce = self.secret()
         self.core.own_challenge(nonce=nonce, now=self._clock())
         return nonce
 
     def on_ended(self, call: Callable[[EndedLease], None]) -> None:
-        """Have `call` told of every lease that ends: expired, left, or replaced by the node's next one."""
+        """Registers `call` for every lease that ends: expired, left, or replaced by the node's next one."""
         self._on_ended.append(call)
 
     def on_renewed(self, call: Callable[[Member], None]) -> None:
-        """Have `call` told of every renewal of a lease."""
+        """Registers `call` for every renewal of a lease."""
         self._on_renewed.append(call)
 
     def renewed(self, lease: str) -> None:
-        """Tell of a renewal; the routes call it."""
+        """Notifies the listeners of a renewal; the routes call it."""
         member = self.holder(lease).member
         for call in self._on_renewed:
             call(member)
 
     def holder(self, lease: str) -> HeldLease:
-        """Who holds the membership lease. Raises `LeaseError` if it has ended or never was."""
+        """Returns the holder of the membership lease. Raises `LeaseError` if it has ended or never was."""
         return self.core.holder(lease, self._clock())
 
     def tick(self) -> None:
-        """Bring everything up to the clock: end leases, tell who listens, wake who waits, set the alarm.
+        """Advances the core to the clock: ends leases, notifies listeners, wakes long polls, sets the timer.
 
-        Called by the routes and the alarm; to be called by whoever used `core` directly or moved an injected clock.
+        The routes and the timer call it; so must any code that used `core` directly or moved an injected clock.
         """
         for ended in self.core.expire(self._clock()):
             for call in self._on_ended:
@@ -166,11 +166,12 @@ class HubService:
         lease: str = "",
         changes: bool = False,
     ) -> bytes:
-        """The encoded view: at once if it is news to one who knows `revision` of `instance`, else after a change.
+        """Returns the encoded view: at once if it is new to a reader of `revision` of `instance`, otherwise after a
+        change.
 
-        wait: seconds after which it is given in any case. packed: see `hub_wire.pack`. lease: of who asks, if known; a
-        wait that is cancelled puts its holder in doubt. changes: what changed since is enough. Raises `HubError` when
-        too many wait already.
+        wait: seconds after which it is returned in any case. packed: see `hub_wire.pack`. lease: of the reader, if
+        known; if its poll is cancelled, its holder becomes suspected. changes: the changes since `revision` suffice.
+        Raises `HubError` when too many polls wait already.
         """
         if self.core.heard_from(lease, self._clock()):
             self.tick()
@@ -189,10 +190,11 @@ class HubService:
                 raise
             finally:
                 self._waiting -= 1
-        # Who knows a hub that was here before has seen what its trainer announces again, but perhaps not the newest.
+        # A reader of an earlier hub process has seen most manifests that the trainer announces again, but perhaps not
+        # the newest.
         known = revision if instance == self.core.instance else 0 if instance else -1
-        short = changes and instance == self.core.instance
-        return self._views.get(known, self._clock(), packed=packed, changes=short)
+        only_changes = changes and instance == self.core.instance
+        return self._views.get(known, self._clock(), packed=packed, changes=only_changes)
 
     def _suspect(self, lease: str) -> None:
         if not self._closing:
@@ -200,11 +202,11 @@ class HubService:
             self.tick()
 
     def status(self) -> Status:
-        """The hub at a glance, for people."""
+        """Returns the hub's state for people."""
         return self.core.status(self._clock(), self._started)
 
     def build_app(self) -> web.Application:
-        """The application, the same at each call. Routes may be added to it until it is started."""
+        """Returns the application, the same at each call. Routes may be added to it until it is started."""
         if self._app is None:
             self._app = web.Application()
             add_routes(self._app, self)
@@ -212,9 +214,9 @@ class HubService:
         return self._app
 
     async def start(self, host: str, port: int, *, tls: ssl.SSLContext | None = None) -> int:
-        """Serve on `host` and `port` (0: any free one) until `stop`; returns the port. May be called once.
+        """Serves on `host` and `port` (0: any free one) until `stop`; returns the port. May be called once.
 
-        host: see `open_listeners`. Raises `P2PSyncError` when the address cannot be had.
+        host: see `open_listeners`. Raises `P2PSyncError` when the address is not available.
         """
         listeners = await open_listeners(host, port, self._port_option)
         runner = web.AppRunner(
@@ -233,7 +235,7 @@ class HubService:
         return self.port
 
     async def stop(self) -> None:
-        """Answer everyone who waits, close every connection and stop serving. Does nothing if not started."""
+        """Replies to all long polls, closes every connection and stops serving. Does nothing if not started."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -274,7 +276,7 @@ class HubService:
 
     def _plan_failed(self, message: str) -> None:
         if self.core.plan_failed(message, self._clock()):
-            self._on_trouble(f"no new plan, going on with the last one: {message}")
+            self._on_trouble(f"no new plan, the last one stays in use: {message}")
         self.tick()
 
     def _settle(self) -> None:

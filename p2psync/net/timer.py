@@ -9,7 +9,7 @@ from collections.abc import Callable
 class Timer:
     """Calls `callback` on the running loop when `clock` reaches a deadline (both in seconds).
 
-    Deadlines that move later cost nothing: the alarm rings at the earlier time, and is then set anew.
+    Moving a deadline later costs nothing: the timer fires at the earlier time, and is then set again.
     """
 
     def __init__(self, clock: Callable[[], float], callback: Callable[[], None]) -> None:
@@ -19,7 +19,7 @@ class Timer:
         self._when = 0.0
 
     def set(self, when: float | None) -> None:
-        """Ring at `when` or, if set earlier before, then. None leaves it as it is."""
+        """Fires at `when`, or at an earlier time that was set before. None changes nothing."""
         if when is None or (self._handle is not None and self._when <= when):
             return
         self.cancel()
@@ -28,7 +28,7 @@ class Timer:
         self._handle = asyncio.get_running_loop().call_later(delay, self._fire)
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancels the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

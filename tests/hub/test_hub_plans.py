@@ -164,7 +164,7 @@ async def test_until_the_planner_is_warm_there_is_no_plan_and_stopping_does_not_
 
 
 async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2psync.membership.planning.RETRY_FIRST", 0.01)
+    monkeypatch.setattr("p2psync.membership.planning.RETRY_MIN_SECONDS", 0.01)
 
     def fail() -> None:
         if len(planner.tasks) < 3:

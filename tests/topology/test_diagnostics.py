@@ -35,7 +35,7 @@ def reported(
 
 
 def lines(task: PlanTask) -> dict[str, str]:
-    return dict(HubPlanner().plan(task).plan_diagnostics)
+    return dict(HubPlanner().plan(task).diagnostics)
 
 
 def test_of_a_network_without_faults_nothing_is_said() -> None:
@@ -57,9 +57,9 @@ def test_a_node_that_nothing_reaches_is_told_of() -> None:
 
 def test_a_node_that_claims_far_more_than_all_others_saw_of_it_is_told_of() -> None:
     found = lines(reported(6, ups={2: 5000.0, 4: 150.0}))
-    assert list(found) == [f"boast {name(2)}"]
-    assert "says that it sends 5e+03 Mbit/s, of which all others together saw 100" in found[f"boast {name(2)}"]
-    assert found[f"boast {name(2)}"].endswith("the plan reckons with 40")
+    assert list(found) == [f"overclaim {name(2)}"]
+    assert "says that it sends 5e+03 Mbit/s, of which all others together saw 100" in found[f"overclaim {name(2)}"]
+    assert found[f"overclaim {name(2)}"].endswith("the plan reckons with 40")
 
 
 def test_the_trainers_own_word_on_its_uplink_is_not_doubted() -> None:

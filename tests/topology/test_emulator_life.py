@@ -17,7 +17,7 @@ from p2psync.cli.main import main
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import Emulator, namespaces, runs
 from p2psync.topology.emulator.scenario import Scenario
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
@@ -155,10 +155,10 @@ with Emulator(TINY) as network:
 
 def test_events_come_at_their_times_to_hosts_and_links() -> None:
     events = [
-        Event(0.3, "join", host="b-0"),
-        Event(0.2, "kill", host="a-0"),
-        Event(0.1, "degrade", link=("a", "b"), rate=1.0),
-        Event(0.4, "cut", regions=("a",)),
+        NetworkEvent(0.3, "join", host="b-0"),
+        NetworkEvent(0.2, "kill", host="a-0"),
+        NetworkEvent(0.1, "degrade", link=("a", "b"), rate=1.0),
+        NetworkEvent(0.4, "cut", regions=("a",)),
     ]
     seen: list[str] = []
     with Emulator(SMALL) as network:
@@ -181,7 +181,7 @@ def test_events_come_at_their_times_to_hosts_and_links() -> None:
 
 
 def test_a_host_that_was_not_named_does_not_join() -> None:
-    events = [Event(0, "join", host="b-0"), Event(0, "degrade", host="b-1", loss=0.1)]
+    events = [NetworkEvent(0, "join", host="b-0"), NetworkEvent(0, "degrade", host="b-1", loss=0.1)]
     seen: list[str] = []
     with Emulator(SMALL) as network:
 

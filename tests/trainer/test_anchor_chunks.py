@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trainer_parts import KEY, Arrays
 
-from p2psync.protocol.plan import NodePlan, Place
+from p2psync.protocol.plan import NodePlan, TreePosition
 from p2psync.trainer.node import TrainerConfig, TrainerNode
 
 #: Of 32 MiB.
@@ -15,7 +15,7 @@ UNITS = 16 << 20
 
 
 def plan(mbps: float) -> NodePlan:
-    return NodePlan(1, ["an-actor"], [1], [Place(-1, [0], 0, mbps)])
+    return NodePlan(1, ["an-actor"], [1], [TreePosition(-1, [0], 0, mbps)])
 
 
 @pytest.mark.parametrize(("mbps", "chunk"), [(None, 64 << 10), (100, 64 << 10), (1000, 128 << 10)])
