@@ -1,4 +1,4 @@
-"""Trees in which no uplink is fuller than it must be: children move from the fullest relays to others with room."""
+"""Balances trees: moves children from the fullest relays to others with free capacity."""
 
 from __future__ import annotations
 
@@ -8,23 +8,22 @@ import numpy as np
 
 from p2psync.topology.network import Floats, Ints, Network
 
-#: A move must leave the fuller uplink with so much less (a share of it).
+#: A move must lower the fuller uplink's utilisation by this share of it.
 _MIN_GAIN = 1e-6
-#: Relays that are not overfull are relieved, too, as long as they have less room than this, among so few nodes: what
-#: acknowledges, and what is sent again, has no place in a plan.
+#: Below full, relays are still balanced until they are at this utilisation, in networks of up to this many nodes:
+#: acknowledgements and retransmissions need capacity that no plan accounts for.
 ROOMY_SHARE, _MAX_NODES = 0.85, 128
-#: Hops that it may take for that in any case; else no more than it did before.
+#: Depth that such moves may reach in any case; otherwise the tree's depth must not grow.
 _MAX_DEPTH = 3
-#: What counts against a place, in hops: to be in another region, to relay nothing there yet, to be overfull (times the
-#: share of it). How many places are tried for a node.
+#: Costs of a candidate parent, in hops: in another region, not a relay yet, overfull (times the excess). And how many
+#: candidates are tried for a node.
 _OTHER_REGION_HOPS, _NEW_RELAY_HOPS, _OVERFULL_HOPS, _MAX_CANDIDATES = 4.0, 0.5, 100.0, 6
 
 
 @dataclass
 class _TreeLoads:
-    """used, free: copies of everything that uplinks carry and could. link: copies that each pair of regions could
-    still carry. children, depth: trees × nodes.
-    """
+    """used, free: copies of the payload that each uplink carries and could carry. link: copies that each pair of
+    regions could still carry. children, depth: trees × nodes."""
 
     network: Network
     parents: Ints
@@ -37,7 +36,7 @@ class _TreeLoads:
     depth: Ints
 
     def move(self, tree: int, child: int, parent: int) -> None:
-        """A node, and what is below it, hangs below another one from now on."""
+        """Gives a node, with its subtree, another parent."""
         row, region = self.parents[tree], self.network.region
         old, copies = int(row[child]), float(self.shares[tree] * self.demand[child])
         row[child] = parent
@@ -53,16 +52,17 @@ class _TreeLoads:
             self.depth[tree, child] = self.depth[tree, parent] + 1
 
     def is_below(self, tree: int, node: int, top: int) -> bool:
-        """Whether the way from a node to the trainer passes `top`."""
+        """Whether `node` is `top` or one of its descendants."""
         while node >= 0 and node != top:
             node = int(self.parents[tree, node])
         return node == top
 
 
 def balance(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, max_children: int) -> Ints:
-    """The same trees with nodes moved, as far as that brings the fullest uplink nearer to what it has at this rate.
+    """Returns the same trees with nodes moved, as far as that lowers the utilisation of the fullest uplink at this
+    rate.
 
-    Once none is overfull, relays have children in their own region moved, until all have about as much room.
+    Once none is overfull, relays pass children of their own region on, until all have about equal utilisation.
     """
     loads = _loads(network, parents.copy(), shares, rate, demand)
     _until(loads, 1.0, max_children)
@@ -72,8 +72,8 @@ def balance(network: Network, parents: Ints, shares: Floats, rate: float, demand
 
 
 def _until(loads: _TreeLoads, enough: float, max_children: int) -> None:
-    """Move children until no uplink is fuller than this; below 1 that of the trainer, who has the most to do, is left
-    alone, and so is whoever cannot be relieved."""
+    """Moves children until no uplink is fuller than `enough`. Below 1, the trainer's uplink, which has the most to
+    send, is left alone, and so are relays without a better parent for any child."""
     fullness = loads.used / np.maximum(loads.free, 1e-12)
     if enough < 1:
         if fullness.max() > 1 + _MIN_GAIN:
@@ -94,7 +94,7 @@ def _until(loads: _TreeLoads, enough: float, max_children: int) -> None:
 
 
 def depths(row: Ints) -> Ints:
-    """Hops of each node of a tree from the trainer."""
+    """Returns the hops of each node of a tree from the trainer."""
     depth, above = np.zeros(len(row), np.int64), row
     while (above >= 0).any():
         depth += above >= 0
@@ -103,13 +103,13 @@ def depths(row: Ints) -> Ints:
 
 
 def _move_child(loads: _TreeLoads, full: int, fullness: Floats, max_children: int, *, any_region: bool) -> int | None:
-    """Move one child away from this node; returns where to, None if there is no better place for any.
+    """Moves one child away from this node; returns its new parent, None if there is no better one for any child.
 
-    abroad: to other regions, too, and from such; else only leaves move, for what is below a node would be farther away.
+    any_region: moves between regions, too; otherwise only leaves move, since a subtree would get farther away.
     """
     region, deepest = loads.network.region, max(_MAX_DEPTH, int(loads.depth.max()))
     trees, children = np.nonzero(loads.parents == full)
-    # Leaves first, and of them the deepest; then whoever has the fewest children.
+    # Leaves first, the deepest first; then nodes with the fewest children.
     order = np.lexsort((-loads.depth[trees, children], loads.children[trees, children]))
     for tree, child in zip(trees[order].tolist(), children[order].tolist(), strict=True):
         if not any_region and (region[child] != region[full] or loads.children[tree, child]):
@@ -130,7 +130,7 @@ def _move_child(loads: _TreeLoads, full: int, fullness: Floats, max_children: in
 def _candidate_parents(
     loads: _TreeLoads, tree: int, child: int, full: int, most: float, max_children: int
 ) -> list[int]:
-    """Some nodes that could serve this one, instead of a full one, without being as full; the best first."""
+    """Returns some nodes that could serve this child without being as full as its parent, the best first."""
     network, region = loads.network, int(loads.network.region[child])
     copies = float(loads.shares[tree] * loads.demand[child])
     then = (loads.used + copies) / np.maximum(loads.free, 1e-12)
@@ -140,11 +140,11 @@ def _candidate_parents(
     if not network.dialable[child]:
         able &= network.dialable
     able[[child, full]] = False
-    # Room comes first, then few hops, then what has most room.
-    worth = _OVERFULL_HOPS * np.maximum(0, then - 1) + loads.depth[tree] + _OTHER_REGION_HOPS * ~home + 0.1 * then
-    worth += _NEW_RELAY_HOPS * (loads.children[tree] == 0)
-    best = np.argpartition(np.where(able, worth, np.inf), min(_MAX_CANDIDATES, len(worth) - 1))[:_MAX_CANDIDATES]
-    return [int(i) for i in best[np.lexsort((best, worth[best]))] if able[i]]
+    # Free capacity comes first, then few hops, then the most free capacity.
+    cost = _OVERFULL_HOPS * np.maximum(0, then - 1) + loads.depth[tree] + _OTHER_REGION_HOPS * ~home + 0.1 * then
+    cost += _NEW_RELAY_HOPS * (loads.children[tree] == 0)
+    best = np.argpartition(np.where(able, cost, np.inf), min(_MAX_CANDIDATES, len(cost) - 1))[:_MAX_CANDIDATES]
+    return [int(i) for i in best[np.lexsort((best, cost[best]))] if able[i]]
 
 
 def _loads(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats) -> _TreeLoads:

@@ -1,10 +1,10 @@
-"""How fast the trainer's bits can reach everyone at best: what no plan and no protocol can beat.
+"""The highest rate at which the publisher's data can reach every node: no plan and no protocol can exceed it.
 
-Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
-least of these flows (Edmonds). Links that many copies share make of it a linear program (see
-`p2psync.topology.packing`), whose dual prices say what binds. For up to `EXACT_MAX_NODES` nodes the program is solved
-over nodes: the bound is then what can be reached. For more it is solved over regions, each with its uplinks together:
-an upper bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
+No node can receive more than the maximum flow from the trainer, and where nodes relay, a packing of spanning trees
+reaches the least of these flows (Edmonds 1972). Links that many copies share turn this into a linear program (see
+`p2psync.topology.packing`), whose dual prices name the bottleneck. For up to `EXACT_MAX_NODES` nodes the program is
+solved over nodes, and the bound is reachable. For more it is solved over regions, each with the sum of its uplinks: an
+upper bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from p2psync.topology.model import Topology
 from p2psync.topology.network import Floats, Network, from_topology
 from p2psync.topology.packing import Capacities, Packing, pack
 
-#: Up to this many nodes are looked at one by one.
+#: Up to this many nodes the linear program is solved over nodes, exactly; its time grows steeply with them.
 EXACT_MAX_NODES = 48
 #: Bits of a Mbit.
 BITS_PER_MBIT = 1e6
@@ -27,9 +27,9 @@ BITS_PER_MBIT = 1e6
 
 @dataclass(frozen=True)
 class Bound:
-    """rate: Mbit/s that every node can receive at once at best. because: what binds, for people.
+    """rate: Mbit/s that every node can receive at the same time. because: the bottleneck, for people.
 
-    exact: whether this rate can be reached; else it is an upper bound.
+    exact: whether this rate can be reached; otherwise it is an upper bound.
     """
 
     rate: float
@@ -37,12 +37,12 @@ class Bound:
     exact: bool = False
 
     def seconds(self, payload_bytes: int) -> float:
-        """The least time for a payload at this rate; latency comes on top."""
+        """Returns the least seconds for a payload at this rate, without latency."""
         return payload_bytes * 8 / (self.rate * BITS_PER_MBIT) if self.rate else float("inf")
 
 
 def broadcast_bound(network: Topology | Network) -> Bound:
-    """The bound for a broadcast from the trainer to every other node; 0 where one cannot be reached."""
+    """Returns the bound for a broadcast from the trainer to every other node; rate 0 if one cannot be reached."""
     if isinstance(network, Topology):
         network = from_topology(network)
     if network.size < 2:
@@ -71,10 +71,11 @@ def broadcast_bound(network: Topology | Network) -> Bound:
 
 
 def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes: int = 0) -> float:
-    """Seconds before which not every node can have a payload: no plan can beat it, latency included.
+    """Returns the seconds before which not every node can have a payload: a lower bound for any plan, latency included.
 
-    The whole takes its time at the bound; and to each node alone, the first chunk takes the delay of the shortest path
-    (and chunk_bytes > 0: each relay passes a chunk on when it has it whole), and the rest what its own links bear.
+    It is the larger of two times: the whole payload at the bound; and for each node alone, the delay of the shortest
+    path for the first chunk (chunk_bytes > 0: each relay forwards a chunk once it has all of it) plus the rest at the
+    rate of the node's own links.
     """
     if isinstance(network, Topology):
         network = from_topology(network)
@@ -90,20 +91,20 @@ def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes:
 
 
 def _first_arrival(network: Network, chunk_bytes: int) -> Floats:
-    """Seconds until a first chunk can be at each node, over regions whose fastest node relays."""
+    """Returns the seconds until a first chunk can be at each node, with each region's fastest node as relay."""
     up = np.array([network.up[network.region == a].max(initial=0.0) for a in range(len(network.regions))])
     home = int(network.region[network.trainer])
     up[home] = max(up[home], network.up[network.trainer])
     rate = np.minimum(network.rate, up[:, None])
     hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * BITS_PER_MBIT), np.inf)
-    way = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
-    way[home] = hop[home, home]
-    return np.asarray(way[network.region])
+    arrival = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
+    arrival[home] = hop[home, home]
+    return np.asarray(arrival[network.region])
 
 
 def _own_flow(network: Network) -> Floats:
-    """Mbit/s that can come to each node at most: its downlink, the trainer's uplink, the links into its region and the
-    uplinks of the others there."""
+    """Returns the Mbit/s that can reach each node at most: by its downlink, the trainer's uplink, the links into its
+    region and the uplinks of the other nodes there."""
     home = int(network.region[network.trainer])
     others = network.rate.copy()
     np.fill_diagonal(others, 0)
@@ -114,7 +115,7 @@ def _own_flow(network: Network) -> Floats:
 
 
 def _dialling(network: Network) -> list[Bound]:
-    """Nodes that only dial out get everything from nodes that can be dialled, over those nodes' uplinks."""
+    """Returns the bound for nodes that only dial out: they receive everything over the uplinks of dialable nodes."""
     hidden = ~network.dialable
     hidden[network.trainer] = False
     if not hidden.any():
@@ -126,7 +127,7 @@ def _dialling(network: Network) -> list[Bound]:
 
 
 def _because(capacities: Capacities, found: Packing, names: list[str], network: Network, *, regions: bool) -> str:
-    """What has a price at the optimum, the dearest first."""
+    """Names the rows with a price at the optimum, the most expensive first."""
     limits = capacities.all_limits
     finite = np.isfinite(limits) & (found.prices > 0)
     worth = np.where(finite, np.where(finite, limits, 0) * found.prices, 0)
@@ -156,5 +157,5 @@ def _between(network: Network, i: int, j: int) -> str:
 
 
 def _some(names: list[str]) -> str:
-    """The first few of some names."""
+    """Returns the first few names, and the number of the others."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

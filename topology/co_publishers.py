@@ -1,8 +1,8 @@
-"""Several nodes that publish together, as one in plans.
+"""Plans treat several nodes that publish together as one node.
 
-Each holds some of a version's chunks, and all put theirs into the same trees. So to a planner they are one root, with
-the uplinks of all; to the nodes below, every one of them is the parent that the root is. They are taken to be at one
-place: what the best of them reaches, all do.
+Each of them holds some of a version's chunks, and all send theirs down the same trees. The planner sees one publisher
+with the uplinks of all; each child of the publisher has every one of them as a parent. They are assumed to be at one
+location: a path that the best of them has, all have.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from p2psync.topology.measured import PathFigures
 def merge_co_publishers(
     task: PlanTask, paths: Sequence[PathFigures], seen: dict[str, dict[str, float]]
 ) -> tuple[list[PathFigures], Mapping[str, NodeStatistics]]:
-    """Paths and measures with the trainer in place of those beside it.
+    """Returns paths and statistics in which the trainer stands for itself and its co-publishers.
 
-    seen: what each node was seen to send, by whom it was seen (Mbit/s); changed in place: what a node saw of several is
-    their sum, and what they saw of one another, nobody's.
+    seen: Mbit/s that came from each node, by the observing node; changed in place: an observer's figures for several
+    publishers are summed, and their figures for each other are dropped.
     """
     group = task.co_publishers | {task.trainer}
     if len(group) == 1:
@@ -45,7 +45,7 @@ def merge_co_publishers(
             observers[task.trainer] = max(mine)
     reported = [task.statistics[node] for node in group if node in task.statistics]
     ups = [statistics.up for statistics in reported if statistics.up]
-    # Who has not told what it sends is taken to be like the others.
+    # A node that reported no uplink is assumed to be like the others.
     up = sum(ups) / len(ups) * len(group) if ups else 0.0
     one = NodeStatistics(up=up, down=max((statistics.down for statistics in reported), default=0.0))
     renamed = [msgspec.structs.replace(path, source=name(path.source), target=name(path.target)) for path in paths]
@@ -53,20 +53,20 @@ def merge_co_publishers(
 
 
 def co_publisher_shares(task: PlanTask) -> dict[str, float]:
-    """What part of all chunks each node beside the trainer sends, about: as much as any other."""
+    """Returns the share of all chunks that each co-publisher sends: equal for all, the trainer included."""
     return dict.fromkeys(task.co_publishers, 1 / (len(task.co_publishers) + 1))
 
 
 def with_scaled_rates(plan: NodePlan, share: float) -> NodePlan:
-    """A root's part of the plan where it sends so much of what goes down the trees."""
+    """Returns a publisher's part of the plan, with the rates of its share of the chunks."""
     positions = [msgspec.structs.replace(place, rate=place.rate * share) for place in plan.positions]
     return msgspec.structs.replace(plan, positions=positions)
 
 
 def with_co_publishers(plan: NodePlan, trainer: str, co_publishers: Sequence[str]) -> NodePlan:
-    """A node's part of the plan where others are parents wherever the trainer is one."""
-    below = any(place.parent >= 0 and plan.peers[place.parent] == trainer for place in plan.positions)
-    if not below:
+    """Returns a node's part of the plan, with the co-publishers as further parents wherever the trainer is one."""
+    is_child = any(place.parent >= 0 and plan.peers[place.parent] == trainer for place in plan.positions)
+    if not is_child:
         return plan
     peers = [*plan.peers, *co_publishers]
     return msgspec.structs.replace(plan, peers=peers, co_publishers=list(range(len(plan.peers), len(peers))))

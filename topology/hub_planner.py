@@ -1,7 +1,7 @@
-"""The planner of a hub: what members measured becomes a network, and the network a plan for each member.
+"""A hub's planner: builds a network from the members' statistics, and from the network a plan for each member.
 
-It keeps the last plan, from which it departs only where that pays (see `planner.replan`), and the regions that it
-found, which are looked for again when members or the round trips known change much.
+It keeps the last plan, and departs from it only where that pays (see `planner.replan`); and it keeps the regions that
+it found, until members or the known round trips change much.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import DEFAULT_PAYLOAD_BYTES, make_plan, replan
 
-#: The region of members that name none and of whom no round trip is known yet.
+#: The region of members that name none and have no known round trip.
 UNKNOWN_REGION = "unknown"
-#: Regions at most: the time of a plan grows fast with them, and any member may name one of its own.
+#: Bound on regions: a plan's time grows fast with them, and any member may name one of its own.
 MAX_REGIONS = 32
-#: A payload smaller than this (bytes) is planned for as one of this size: the next may be larger, and on most links
-#: round trips count for more by far already.
+#: A smaller payload (bytes) is planned for as one of this size: the next one may be larger, and on most links its time
+#: is mostly round trips already.
 MIN_PAYLOAD_BYTES = 4 << 20
-#: Regions are looked for again once this share more of the round trips is known.
+#: Regions are found again once the known round trips have grown by this factor.
 _RECLUSTER_FACTOR = 1.1
-#: JSON and its like have no infinity.
+#: Bound on the headroom in messages, since JSON has no infinity.
 _MAX_HEADROOM = 1000.0
 
 
 @dataclass(frozen=True)
 class HubPlanResult:
-    """A plan, and the part of each node in it. remarks: see `PlanResult`. beside: the share of what the trainer sends
-    that each node beside it sends."""
+    """A plan, and the part of each node in it. diagnostics: see `PlanResult`.
+
+    co_publishers: the share of the publisher's chunks that each co-publisher sends.
+    """
 
     plan: Plan
     diagnostics: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +61,7 @@ class HubPlanResult:
         return self.plan.revision
 
     def node_plan(self, node: str) -> NodePlan | None:
-        """What this node must know, None if it is not in the plan: it came later, or nothing can reach it."""
+        """Returns this node's part; None if it is not in the plan: it joined later, or nothing can reach it."""
         trainer = self.plan.names[self.plan.trainer]
         if node in self.co_publishers:
             return with_scaled_rates(self._part(trainer), self.co_publishers[node])
@@ -80,10 +82,11 @@ class HubPlanResult:
 
 
 class HubPlanner:
-    """A `Planner` over what members measured. To be used in one thread at a time."""
+    """A `Planner` based on the members' statistics. Use it in one thread at a time."""
 
     def __init__(self, first_revision: int = 1) -> None:
-        """first_revision: of the first plan; above those of an earlier life if they should not be mixed up."""
+        """first_revision: of the first plan; above those of an earlier process, so that nodes do not confuse
+        the two."""
         self._next = first_revision
         self._plan: Plan | None = None
         self._co_publishers: frozenset[str] = frozenset()
@@ -91,25 +94,25 @@ class HubPlanner:
         self._degraded_links = DegradedLinks()
 
     def warm(self) -> None:
-        """Compile the kernels: seconds on a machine's first start, later parts of one."""
+        """Compiles the numeric code: seconds on a machine's first start, fractions of one later."""
         for regions in (1, 3):
             nodes = [NodeFigures(name=str(i), region=f"region {i % regions}", dialable=i > 0) for i in range(6)]
             make_plan(from_measurements("0", nodes, []))
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
     def plan(self, task: PlanTask) -> HubPlanResult:
         """See `Planner`."""
         reported = network_of(task, self._regions, self._degraded_links)
         network = without_ack_overhead(reported)
-        # A plan that nothing can be made of is not tried again: the next one begins anew.
+        # If replanning from the last plan raises, the next call starts afresh.
         last, self._plan = self._plan, None
         if task.co_publishers != self._co_publishers:
             last, self._co_publishers = (
                 None,
                 task.co_publishers,
-            )  # nodes learn of others beside the trainer by another revision
+            )  # a change of co-publishers needs a new revision
         payload = max(MIN_PAYLOAD_BYTES, task.payload) if task.payload else DEFAULT_PAYLOAD_BYTES
         if last is None:
             plan = make_plan(network, revision=self._next, payload=payload)
@@ -123,7 +126,7 @@ class HubPlanner:
 
 
 class _RegionFinder:
-    """The region of each member: its own word, or found from round trips."""
+    """The region of each member: the one that it names, or one found from round trips."""
 
     def __init__(self) -> None:
         self._of: dict[str, str] = {}
@@ -149,7 +152,7 @@ def _found(given: dict[str, str], timed: Sequence[PathFigures]) -> dict[str, str
 
 
 def _bounded(regions: dict[str, str]) -> dict[str, str]:
-    """The same with the largest regions alone; members of all others are taken for one."""
+    """Keeps the largest regions; members of all others form one region."""
     sizes = Counter(regions.values())
     if len(sizes) <= MAX_REGIONS:
         return regions
@@ -160,9 +163,10 @@ def _bounded(regions: dict[str, str]) -> dict[str, str]:
 def network_of(
     task: PlanTask, regions: _RegionFinder | None = None, degraded_links: DegradedLinks | None = None
 ) -> Network:
-    """The network that the members' measures describe, the trainer and those beside it as one node.
+    """Returns the network of the members' statistics, with the trainer and its co-publishers as one node.
 
-    Raises `FormatError` if the trainer is no member."""
+    Raises `FormatError` if the trainer is not a member.
+    """
     paths = _paths(task)
     region = (regions or _RegionFinder()).of(task.members, paths)
     if degraded_links is not None:
@@ -199,7 +203,7 @@ def network_of(
 
 
 def _paths(task: PlanTask) -> list[PathFigures]:
-    """What both ends tell of the ways between them, each in its direction."""
+    """Returns the figures of each path in each direction, from the reports of both ends."""
     seen = {
         (p.peer, node): p.received for node, reported in task.statistics.items() for p in reported.paths if p.received
     }

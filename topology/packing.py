@@ -1,17 +1,17 @@
-"""Packing weighted arborescences into shared capacities: the linear program behind the bound and the plan.
+"""Packs weighted arborescences into shared capacities: the linear program behind the bound and the plan.
 
 The vertices are *groups*: single nodes, or regions whose nodes relay for each other. Maximise Σ w(T) over the spanning
 arborescences T of the groups, where each unit of weight of T costs
 
-- a uplink one unit for each arc that leaves a, and `inner[a]` units for passing it on within a;
+- an uplink a one unit for each arc that leaves a, and `inner[a]` units for forwarding within a;
 - every row that an arc belongs to (a link shared by many arcs, a pair's own limit) one unit for each such arc.
 
-What a group's own uplinks cannot pass on within it, another group may send it in its place ("gifts": one more unit on
-the link, one less within). There are more trees than can be listed, so they are priced in as they are needed (column
-generation): the dual prices of the rows make an arborescence of least cost the best new tree. Any prices, good or bad,
-also prove an upper bound: no packing weighs more than Σ capacity · price / cost of the cheapest tree (weak duality). So
-the search can stop at any time and knows how far from the best it may be. With one node to a group, this optimum is
-what any broadcast can reach at all: fractional packings of arborescences attain the least of the max-flows (Edmonds).
+Where a group's own uplinks cannot serve all its nodes, another group may send copies in its place (*transfers*: one
+more unit on the link, one less within the group). There are too many trees to list, so they are generated as needed
+(column generation): with the dual prices of the rows, the cheapest arborescence is the best new tree. Any prices also
+prove an upper bound: no packing weighs more than Σ capacity · price / cost of the cheapest tree (weak duality). So the
+search can stop at any time with a known gap. With one node per group, the optimum is what any broadcast can reach at
+all: fractional packings of arborescences attain the least of the max-flows (Edmonds 1972).
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from scipy.sparse.csgraph import shortest_path
 from p2psync.topology.arborescence import cheapest_arborescence
 from p2psync.topology.network import Floats, Ints
 
-#: Prices count as none below this, relative to the largest.
+#: Prices below this share of the largest count as zero.
 _PRICE_EPSILON = 1e-9
-#: How much shorter paths are preferred among equally cheap trees, as a share of the cost of a tree.
+#: Weight of path length among equally cheap trees, as a share of a tree's cost.
 _SHORT_PATH_PREFERENCE = 1e-4
-#: Seconds that a hop between groups counts beside its delay: a chunk is passed on when it is there as a whole.
+#: Seconds added per hop between groups: a relay forwards a chunk once it has all of it.
 HOP_SECONDS = 0.05
-#: What the evenness of loads is worth, in seconds of latency.
+#: The value of even loads, in seconds of latency.
 _EVENNESS_SECONDS = 0.1
-#: More trees than this are not kept: the rest carries little.
+#: Most trees of a packing; the others carry little.
 MAX_PACKED_TREES = 96
-#: Givers to each group that are tried in one round.
+#: Senders of transfers that are tried for each group in one round.
 _MAX_SENDERS = 4
 
 
 @dataclass(frozen=True, eq=False)
 class Capacities:
-    """What trees are packed into.
+    """The capacities that trees are packed into.
 
     root: group of the trainer. up: Mbit/s of each group's uplinks together; inf where they do not bind. inner: units
-    that each unit of a tree costs within each group. arcs: groups × groups, inf where there is no arc, else its delay
-    in seconds (and more for what should be avoided where something else is as good). rows: groups × groups × k,
-    indices into `limits` (-1: none). limits: Mbit/s. most: no packing may weigh more than this.
-    most_children: of a group in one tree, as far as it can be had; the bound is one without this limit.
+    that each unit of a tree costs within each group. arcs: groups × groups, inf where there is no arc, otherwise its
+    delay in seconds (with additions for paths to avoid). rows: groups × groups × k, indices into `limits` (-1: none).
+    limits: Mbit/s. most: Mbit/s that no packing may exceed. max_children: of a group in one tree, where possible; the
+    bound ignores it.
     """
 
     root: int
@@ -63,7 +63,7 @@ class Capacities:
 
     @cached_property
     def distances(self) -> Floats:
-        """Seconds from the root to each group by the shortest way, hops counted."""
+        """Seconds from the root to each group by the shortest path, hops counted."""
         hops = self.arcs + HOP_SECONDS
         return np.asarray(shortest_path(np.where(np.isfinite(hops), hops, 0), indices=self.root))
 
@@ -83,9 +83,10 @@ class Capacities:
 
 @dataclass
 class Packing:
-    """trees: parents of each group. weights: Mbit/s of each tree. gifts: (from, to) → Mbit/s sent in place of inner.
+    """trees: parents of each group. weights: Mbit/s of each tree. transfers: (from, to) → Mbit/s sent in place of
+    inner.
 
-    bound: Mbit/s that no packing can pass. prices: of the rows, uplinks first, at the optimum.
+    bound: Mbit/s that no packing can exceed. prices: of the rows, uplinks first, at the optimum.
     """
 
     trees: list[Ints]
@@ -102,7 +103,7 @@ class Packing:
 
 @dataclass
 class _Master:
-    """The trees and gifts that are known so far, as columns over the rows."""
+    """The master problem: the known trees and transfers, as columns over the rows."""
 
     capacities: Capacities
     trees: list[Ints] = field(default_factory=list)
@@ -111,7 +112,7 @@ class _Master:
     _known: set[bytes] = field(default_factory=set)
 
     def add(self, parents: Ints) -> bool:
-        """Whether the tree is a new one."""
+        """Adds a tree; returns whether it is new."""
         if parents.tobytes() in self._known:
             return False
         self._known.add(parents.tobytes())
@@ -120,7 +121,7 @@ class _Master:
         return True
 
     def only(self, some: list[int]) -> _Master:
-        """The same gifts, and some of the trees."""
+        """Returns the same transfers with some of the trees."""
         return _Master(
             self.capacities,
             [self.trees[k] for k in some],
@@ -130,7 +131,7 @@ class _Master:
         )
 
     def columns(self) -> csc_array:
-        """All rows (uplinks, limits, gifts into each group, all together) × trees and gifts."""
+        """Returns the matrix: all rows (uplinks, limits, transfers into each group, total) × trees and transfers."""
         capacities = self.capacities
         groups, rows = len(capacities.up), len(capacities.all_limits)
         trees = np.zeros((rows + groups + 1, len(self.trees)))
@@ -146,12 +147,12 @@ class _Master:
         return csc_array(np.hstack([trees, transfers]))
 
     def right(self) -> Floats:
-        """What the rows may hold."""
+        """Returns the right-hand sides of the rows."""
         return np.concatenate([self.capacities.all_limits, np.zeros(len(self.capacities.up)), [self.capacities.most]])
 
 
 def tree_load(capacities: Capacities, parents: Ints) -> Floats:
-    """What one unit of a tree costs each row, uplinks first."""
+    """Returns the load of one unit of a tree on each row, uplinks first."""
     groups = len(capacities.up)
     load = np.zeros(groups + len(capacities.limits))
     load[:groups] = capacities.inner
@@ -163,16 +164,16 @@ def tree_load(capacities: Capacities, parents: Ints) -> Floats:
 
 
 def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> Packing:
-    """The heaviest packing, to within a share of the best, or what `rounds` of pricing find; evenly spread.
+    """Returns the heaviest packing, within a share of the optimum or after `rounds` of pricing, with loads evened out.
 
-    All groups must be reachable from the root. Deterministic.
+    All groups must be reachable from the root. Deterministic. Raises `ArithmeticError` if the solver finds none.
     """
     master = _Master(capacities)
     scale = _finite_scale(capacities)
     for step, short in ((1.0, _SHORT_PATH_PREFERENCE), (0.5, _SHORT_PATH_PREFERENCE), (1.0, 0.1), (0.5, 1.0)):
         _peel(master, step, short)
     solution, dual, most = _solve(master)
-    # All uplinks together, alike: where nothing else binds, these prices are the right ones at once.
+    # Equal prices for all uplinks: they are optimal where nothing else binds.
     prices = centre = np.concatenate([np.isfinite(capacities.up), np.zeros(len(capacities.limits))]).astype(float)
     best = _bound(capacities, centre, 0.0)
     for _ in range(rounds):
@@ -197,9 +198,10 @@ def pack(capacities: Capacities, *, within: float = 1e-3, rounds: int = 60) -> P
 
 
 def _peel(master: _Master, step: float, short: float) -> None:
-    """Trees to begin with: each the widest in what is left, whose bottleneck (or a share of it) is then taken away.
+    """Adds initial trees: each the widest in the remaining capacity, from which its bottleneck (or a share of it) is
+    then subtracted.
 
-    short: how much short paths are preferred to wide ones.
+    short: the weight of short paths against wide ones.
     """
     capacities = master.capacities
     finite = np.minimum(capacities.all_limits, 100 * max(_finite_scale(capacities), capacities.most))
@@ -219,7 +221,7 @@ def _peel(master: _Master, step: float, short: float) -> None:
 
 
 def _thinned(master: _Master, *solutions: Floats) -> Floats:
-    """The first of these solutions, or if it has too many trees, the best that their heaviest trees allow."""
+    """Returns the first of these solutions, or if it has too many trees, the best one with its heaviest trees only."""
     trees = len(master.trees)
     if np.count_nonzero(solutions[0][:trees]) <= MAX_PACKED_TREES:
         return solutions[0]
@@ -235,9 +237,8 @@ def _thinned(master: _Master, *solutions: Floats) -> Floats:
 
 
 def _spread(master: _Master, solution: Floats, prices: Floats) -> Floats:
-    """The same weight in all from short trees, and with little load on what need not be full: no row without a price
-    need be, unless several do not bind but together.
-    """
+    """Returns a solution of equal total weight with short trees, and low load on rows that need not be full: no row
+    without a price need be, unless several bind only together."""
     total = float(solution[: len(master.trees)].sum())
     if total <= 0:
         return solution
@@ -256,7 +257,8 @@ def _spread(master: _Master, solution: Floats, prices: Floats) -> Floats:
 
 
 def _levelled(master: _Master, total: float, free: Ints) -> Floats | None:
-    """The shortest trees of this weight in all, and the lowest level that these rows share; None if none is found."""
+    """Returns the weights of the shortest trees with this total and the lowest common utilisation of the free rows;
+    None if none is found."""
     columns, right = master.columns(), master.right()
     trees, transfers = len(master.trees), len(master.transfers)
     binding = np.flatnonzero(np.isfinite(right))
@@ -279,7 +281,7 @@ def _levelled(master: _Master, total: float, free: Ints) -> Floats | None:
 
 
 def _latency(capacities: Capacities, parents: Ints) -> float:
-    """Seconds from the root to the farthest group of a tree, hops counted."""
+    """Returns the seconds from the root to the farthest group of a tree, hops counted."""
     above = parents.copy()
     total = np.zeros(len(parents))
     below = np.arange(len(parents))
@@ -292,7 +294,7 @@ def _latency(capacities: Capacities, parents: Ints) -> float:
 
 
 def _solve(master: _Master) -> tuple[Floats, Floats, float]:
-    """Weights of the master's columns, the prices of the rows, and that of `most`."""
+    """Returns the weights of the master's columns, the prices of the rows, and the price of `most`."""
     columns, right = master.columns(), master.right()
     binding = np.flatnonzero(np.isfinite(right))
     gain = np.concatenate([np.ones(len(master.trees)), np.zeros(len(master.transfers))])
@@ -306,7 +308,7 @@ def _solve(master: _Master) -> tuple[Floats, Floats, float]:
 
 
 def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT_PATH_PREFERENCE) -> Ints:
-    """The cheapest tree at these prices; of those that cost about the same, one of short paths."""
+    """Returns the cheapest tree at these prices; among nearly equal ones, one with short paths."""
     cost = arc_costs(capacities, prices)
     finite = cost[np.isfinite(cost) & (cost > 0)]
     usual = float(np.median(finite)) if len(finite) else 1.0
@@ -316,14 +318,15 @@ def _priced(capacities: Capacities, prices: Floats, short: float = _SHORT_PATH_P
 
 
 def _uncrowded(parents: Ints, cost: Floats, most: int) -> Ints:
-    """The same tree, in which children beyond `most` hang elsewhere, where that costs least; leaves are moved first."""
+    """Returns the same tree, in which children beyond `most` get other parents where that costs least; leaves move
+    first."""
     children = np.bincount(parents[parents >= 0], minlength=len(parents))
     if children.max(initial=0) <= most:
         return parents
     parents = parents.copy()
     for i in np.flatnonzero(children > most):
         own = np.flatnonzero(parents == i)
-        # Those that lose least by it go first.
+        # Children with the least extra cost move first.
         other = np.where((children >= most)[:, None], np.inf, cost[:, own]).min(axis=0) - cost[i, own]
         for v in own[np.lexsort((other, children[own] > 0))][: len(own) - most]:
             below = np.zeros(len(parents), bool)
@@ -340,7 +343,7 @@ def _uncrowded(parents: Ints, cost: Floats, most: int) -> Ints:
 
 
 def arc_costs(capacities: Capacities, prices: Floats) -> Floats:
-    """What an arc costs at these prices; inf where there is none."""
+    """Returns the cost of each arc at these prices; inf where there is none."""
     groups = len(capacities.up)
     extended = np.append(prices[groups:], 0.0)
     cost = prices[:groups, None] + extended[capacities.rows].sum(axis=2)
@@ -348,7 +351,7 @@ def arc_costs(capacities: Capacities, prices: Floats) -> Floats:
 
 
 def _bound(capacities: Capacities, prices: Floats, most: float) -> float:
-    """What no packing can pass, by weak duality."""
+    """Returns the rate that no packing can exceed, by weak duality."""
     groups = len(capacities.up)
     cost = arc_costs(capacities, prices)
     # An arborescence costs at least its own minimum; exact prices, without the preference for short ones.
@@ -363,14 +366,14 @@ def _bound(capacities: Capacities, prices: Floats, most: float) -> float:
 
 
 def _rescaled(prices: Floats, other: Floats, capacities: Capacities) -> Floats:
-    """Prices on the scale of others: both as worth of all capacity."""
+    """Returns prices rescaled so that all capacity is worth as much as at the other prices."""
     limits = capacities.all_limits
     own, theirs = (float(limits[p > 0] @ p[p > 0]) for p in (prices, other))
     return prices * (theirs / own) if own > 0 and np.isfinite(own) and theirs > 0 else prices
 
 
 def _add_transfers(master: _Master, prices: Floats) -> bool:
-    """Add the gifts that would pay at these prices, the best giver for each group."""
+    """Adds the transfers that pay at these prices, from the best senders of each group."""
     capacities = master.capacities
     groups = len(capacities.up)
     saving = prices[:groups] - arc_costs(capacities, prices)

@@ -1,11 +1,11 @@
-"""A `HubPlanner` in a process of its own.
+"""A `HubPlanner` in its own process.
 
-In a thread it would take turns with the event loop that sends the chunks: while one version was on its way, eight plans
-of a third of a second each held the interpreter a quarter of the time.
+In a thread the planner would compete for the interpreter with the event loop that sends the chunks.
 
-Through pipes go a task, or None to warm the planner, and back every member's part of the plan, as msgpack after 8 bytes
-that tell its length. Answers have a pipe of their own: whatever prints at a Python's start is none. The child ends with
-its input, or when it has another parent, for a fork of the parent may hold its input open.
+Protocol: each message is its length in 8 bytes, big-endian, and a msgpack body. The parent sends a task, or None to
+warm the planner, on the child's standard input; the child replies with every member's part of the plan. Replies have a
+pipe of their own, because anything may print to standard output when Python starts. The child ends at the end of its
+input, or when its parent changes, since a fork of the parent may keep its input open.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from p2psync.membership.planning import Planner, PlanResult, PlanTask
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
-#: How much the child gives way to others: chunks go before plans where there are few cores.
+#: The child's niceness: chunks take precedence over plans where there are few cores.
 _NICE = 5
-#: One thread is enough for small programs, and leaves the other cores alone.
+#: Environment of the child: one thread suffices for small programs, and leaves the other cores free.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: Bytes of a length.
+#: Bytes of a message's length.
 _LENGTH_BYTES = 8
-#: How often the child sees whether its parent lives (seconds).
+#: Seconds between checks of the child whether its parent is alive.
 _PARENT_CHECK_SECONDS = 2.0
 
 
 class PlanningError(P2PSyncError):
-    """There is no plan; the message says why."""
+    """No plan could be made; the message says why."""
 
 
 class PlanReply(msgspec.Struct, frozen=True):
-    """A plan as every member must know it (`PlanResult`); or what kept it from being made, in `error`."""
+    """The child's reply: every member's part of a plan (`PlanResult`), or the reason for its failure in `error`."""
 
     error: str = ""
     revision: int = 0
@@ -55,21 +55,22 @@ class PlanReply(msgspec.Struct, frozen=True):
 
 
 class PlanProcess:
-    """A `Planner` whose work another process does. It is started by the first call, and again if it has ended."""
+    """A `Planner` that works in another process. The first call starts it, and a later one restarts it if it
+    has ended."""
 
     def __init__(self, first_revision: int = 1) -> None:
         """first_revision: see `HubPlanner`."""
         self._read_message = first_revision
         self._child: subprocess.Popen[bytes] | None = None
-        #: What it answers.
+        #: The pipe of the child's replies.
         self._answers: IO[bytes] | None = None
         self._closed = False
-        #: Held while the child is used, and while it is made or put away.
+        #: `_using` is held while the child is used, `_making` while it is started or ended.
         self._using, self._making = threading.Lock(), threading.Lock()
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one."""
+        """The child's process id, None without a child."""
         child = self._child
         return None if child is None else child.pid
 
@@ -78,7 +79,7 @@ class PlanProcess:
         self._request(None)
 
     def plan(self, task: PlanTask) -> PlanResult:
-        """See `Planner`. Raises `PlanningError` where the planner raised anything, or its process ended."""
+        """See `Planner`. Raises `PlanningError` if the planner raised anything, or its process ended."""
         plan_result = self._request(task)
         self._read_message = max(self._read_message, plan_result.revision + 1)
         return plan_result
@@ -89,7 +90,7 @@ class PlanProcess:
             self._closed = True
             child, self._child = self._child, None
             if child is not None:
-                # It has nothing that is worth keeping; a call that waits for it ends at once.
+                # The child has no state worth keeping; a call that waits for it fails at once.
                 child.kill()
                 child.wait()
         with self._using:
@@ -106,11 +107,11 @@ class PlanProcess:
             except OSError:
                 pass
             finally:
-                # Whatever kept the answer away, the next one must not be taken for it.
+                # A late reply to this request must not be taken for the reply to the next one.
                 if answer is None:
-                    self._put_away(child)
+                    self._discard(child)
             if answer is None:
-                raise PlanningError("the process that plans has ended")
+                raise PlanningError("the planner's process has ended")
         found = msgspec.msgpack.decode(answer, type=PlanReply)
         if found.error:
             raise PlanningError(found.error)
@@ -124,10 +125,10 @@ class PlanProcess:
                 try:
                     self._child, self._answers = _start(self._read_message)
                 except (OSError, TypeError) as error:  # no interpreter is a TypeError
-                    raise PlanningError(f"no process to plan in: {error}") from error
+                    raise PlanningError(f"the planner's process cannot be started: {error}") from error
             return self._child
 
-    def _put_away(self, child: subprocess.Popen[bytes]) -> None:
+    def _discard(self, child: subprocess.Popen[bytes]) -> None:
         with self._making:
             if self._child is child:
                 self._child = None
@@ -136,7 +137,7 @@ class PlanProcess:
                 self._shut(child)
 
     def _shut(self, child: subprocess.Popen[bytes] | None) -> None:
-        """Close the pipes of a child that has ended; what was left to write is nobody's loss."""
+        """Closes the pipes of a child that has ended; unwritten data is lost."""
         answers, self._answers = self._answers, None
         for pipe in (answers, child.stdin if child is not None else None):
             if pipe is not None:
@@ -145,13 +146,13 @@ class PlanProcess:
 
 
 def _start(first_revision: int) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """The process, and its answers."""
-    # What this process imports is what the child shall import, not what happens to lie where it was started.
+    """Starts the child; returns it and the pipe of its replies."""
+    # The child imports from the same places as this process, not from its working directory.
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path if isinstance(entry, str))
     env = {**os.environ, **_ONE_THREAD, "PYTHONPATH": path}
     answers, end = os.pipe()
     try:
-        # A terminal's Ctrl-C is for the parent, which ends the child by its input.
+        # Ctrl-C in a terminal reaches the parent only, which ends the child by closing its input.
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(first_revision), str(end), str(os.getpid())],
             stdin=subprocess.PIPE,
@@ -174,7 +175,7 @@ def _write_message(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read_message(pipe: IO[bytes]) -> bytes | None:
-    """What comes next; None at the end."""
+    """Returns the next message; None at the end."""
     head = pipe.read(_LENGTH_BYTES)
     size = int.from_bytes(head)
     data = pipe.read(size)
@@ -182,8 +183,8 @@ def _read_message(pipe: IO[bytes]) -> bytes | None:
 
 
 def _serve(first_revision: int, answers: IO[bytes], parent: int) -> None:
-    """Answer tasks until the input ends, or `parent` does."""
-    from p2psync.topology.hub_planner import HubPlanner  # scipy and compiled loops, which the parent does without
+    """Serves tasks until the input ends, or the parent changes from `parent`."""
+    from p2psync.topology.hub_planner import HubPlanner  # imports scipy and numba, which the parent does not need
 
     with contextlib.suppress(OSError):
         os.nice(_NICE)

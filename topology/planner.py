@@ -1,13 +1,12 @@
-"""The planner: from a network to weighted spanning trees near the bound. Pure: the same network gives the same plan.
+"""The planner: from a network to weighted spanning trees near the bound. Pure: equal networks give equal plans.
 
-Trees are packed over regions first (a small linear program), then carried out by the nodes of each region (see
-`p2psync.topology.expand`); a last linear program weighs the trees so that nothing is overfull. Networks of a few nodes
-whose nodes differ too much for that (pairs that cannot connect, slow pairs) are packed node by node.
+Trees are first packed over regions (a small linear program), then mapped to the nodes of each region (see
+`p2psync.topology.expand`); a last linear program weighs the trees so that no link is overfull. Small networks whose
+nodes differ too much for that (pairs that cannot connect, slow pairs) are packed node by node.
 
-What others do, and what was taken from it: Mutualcast shares chunks out by uplink, each relayed by one node to all
-others; SplitStream has each node relay in one tree only; Overcast and Bullet build by measured bandwidth, Bullet with a
-mesh beside the tree for what the tree gets wrong, as here the swarm's pulling; FastReplica and Kraken neither measure
-nor plan.
+Related work. Mutualcast shares chunks out by uplink, each relayed by one node to all others. SplitStream makes each
+node relay in one tree only. Overcast and Bullet build trees by measured bandwidth, Bullet with a mesh that repairs the
+tree's errors, as the swarm's pulling does here. FastReplica and Kraken neither measure nor plan.
 """
 
 from __future__ import annotations
@@ -28,32 +27,34 @@ from p2psync.topology.repair import repair, with_members, without_crowds
 from p2psync.topology.shallow import shallow_packing
 from p2psync.topology.two_hop_trees import two_hop_trees
 
-#: Children of a node in one tree, at most, unless told otherwise.
+#: Default bound on a node's children in one tree.
 DEFAULT_MAX_CHILDREN = 16
-#: Up to this many nodes are packed one by one where regions do not do.
+#: Up to this many nodes are packed node by node where packing by regions falls short.
 _BY_NODE_MAX_NODES = 128
-#: Plans are compared by the time that a payload takes: of so many bytes unless told otherwise, in chunks of about this
-#: part of it, and of these sizes at least and at most (bytes).
+#: Plans are compared by the makespan of a payload: of this many bytes by default, in about this many chunks, of at
+#: least and at most these sizes (bytes).
 DEFAULT_PAYLOAD_BYTES = 64 << 20
 _CHUNKS_PER_PAYLOAD, _SMALLEST_CHUNK, _LARGEST_CHUNK = 256, 64 << 10, 256 << 10
-#: With less than this share of the highest rate a plan is none of the best, unless the payload is a smaller one.
+#: Plans below this share of the highest rate are dropped, unless the payload is small.
 NEAR_BEST_SHARE = 0.97
-#: How much later than by the best of them a payload may be everywhere for fewer flows between regions; among so few
-#: nodes, since where there are many it is the uplinks that count.
+#: A plan with fewer flows between regions is preferred while its makespan is at most this multiple of the best; up to
+#: this many nodes, since with more nodes the uplinks are the bottleneck.
 NEAR_BEST_TIME_FACTOR, _FEW_NODES = 1.03, 32
-#: Seconds one way within which every node may as well feed all others: over long ways a few thick flows are better.
+#: Delay one way (seconds) up to which two-hop trees are tried for any payload; over longer paths a few large flows are
+#: better.
 _CLOSE_SECONDS = 0.001
-#: An old plan is kept while it has this share of the new one's rate; among a few nodes, who have soon found their new
-#: parents, while it has so much.
+#: An old plan is kept while it has this share of the new one's rate; the second value is for a few nodes, which adopt
+#: new parents quickly.
 KEEP_MIN_SHARE, KEEP_MIN_SHARE_FEW = 0.95, 0.97
-#: In one region, where uplinks alone count, a plan is also left once a relay is fuller than this and the fullest of the
-#: new one clearly is not (see `p2psync.topology.balance`): acknowledgements, and what is sent again, have no place in a
-#: plan. Among a few nodes of several regions the same goes for links, while nothing is on its way.
+#: In one region, where only uplinks limit, a plan is replaced once a relay is fuller than the first value and the new
+#: plan's fullest relay is below the second value times that (see `p2psync.topology.balance`): acknowledgements and
+#: retransmissions need capacity that no plan accounts for. Among a few nodes of several regions the same applies to
+#: links, while no chunk is in flight.
 CROWDED_SHARE, _CLEARLY_LESS = 0.96, 0.95
-#: The old trees get other weights where that gives so many times the rate. It costs less than other trees would: no
-#: node gets another parent, and all connections are warm.
+#: The old trees are reweighed if that raises the rate by this factor. It costs less than other trees would: no node
+#: gets a new parent, and all connections are warm.
 REWEIGH_FACTOR = 1.025
-#: The same two among a few nodes of several regions while nothing is on its way: then a better plan costs nobody time.
+#: The same two for a few nodes of several regions while no chunk is in flight, when a better plan delays nobody.
 KEEP_MIN_SHARE_IDLE, REWEIGH_FACTOR_IDLE = 0.985, 1.005
 
 
@@ -64,10 +65,10 @@ def make_plan(
     revision: int = 0,
     payload: int = DEFAULT_PAYLOAD_BYTES,
 ) -> Plan:
-    """The best plan that is found. Nodes that cannot be reached are named in it, and in no tree.
+    """Returns the best plan found. Its `unreachable` names the nodes that cannot be reached.
 
-    most_children: of a node in one tree. It is passed only where the bound would else be missed by far: a few strong
-    nodes among many weak ones. payload: of what is usually sent (bytes); of a small one latency counts more than rate.
+    max_children: of a node in one tree; exceeded only where the plan would otherwise fall far below the bound: a few
+    strong nodes among many weak ones. payload: typical payload in bytes; for a small one latency counts more than rate.
     """
     reachable = network.reachable()
     lost = tuple(network.names[i] for i in np.flatnonzero(~reachable))
@@ -85,13 +86,13 @@ def make_plan(
 
 
 def reaching_nobody(network: Network, unreachable: tuple[str, ...] = (), revision: int = 0) -> Plan:
-    """The plan for a trainer alone: one tree without an edge, at rate 0. network: of the trainer only."""
+    """Returns the plan for a trainer alone: one tree without an edge, at rate 0. network: of the trainer only."""
     alone = np.full((1, network.size), -1, np.int64)
     return Plan(network.names, network.trainer, alone, np.ones(1), 0.0, {}, 0.0, unreachable, revision)
 
 
 def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
-    """The plan by which a payload should be everywhere first, of those that come near the highest rate."""
+    """Returns the plan with the shortest makespan among those near the highest rate."""
     highest = max(plan.lowest_rate for plan in plans)
     best = _soonest(plans, NEAR_BEST_SHARE * highest, network, payload)
     return replace(best, of_highest=best.lowest_rate / highest if highest else 1.0)
@@ -105,10 +106,10 @@ def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -
         return timed[0][1]
     soon = (plan for time, plan in timed if time <= NEAR_BEST_TIME_FACTOR * timed[0][0])
     if len(network.regions) == 1:
-        # Of trees with two hops the root sees all that goes wrong: whoever passes its part on too slowly gets less.
+        # In two-hop trees the publisher sees every loss of speed: a relay that forwards too slowly gets less.
         return min(soon, key=lambda plan: int(plan.depth.max()))
-    # A few thick flows over a long link find their rates sooner than many thin ones; on one that is full for nothing
-    # chunks wait, and at the end all that is late does. What was assumed of a link says nothing of its room.
+    # A few large flows over a long link find their rates sooner than many small ones; on a link that is full without
+    # need, chunks queue, and late chunks come last. An unmeasured link says nothing about its capacity.
     fullness = [(_fullest_known(plan, network), plan) for plan in soon]
     least = min(full for full, _ in fullness)
     roomy = [plan for full, plan in fullness if full * _CLEARLY_LESS <= least]
@@ -121,11 +122,10 @@ def _time(plan: Plan, network: Network, payload: int) -> float:
 
 
 def _crossings(plan: Plan, network: Network) -> int:
-    """Pairs of nodes of different regions of which one feeds the other."""
+    """Returns the number of parent–child pairs whose nodes are in different regions."""
     index = {name: i for i, name in enumerate(network.names)}
     region = network.region[[index[name] for name in plan.names]]
-    below = plan.parents >= 0
-    tree, child = np.nonzero(below)
+    tree, child = np.nonzero(plan.parents >= 0)
     parent = plan.parents[tree, child]
     across = region[parent] != region[child]
     return len(np.unique(parent[across] * len(plan.names) + child[across]))
@@ -140,16 +140,16 @@ def replan(
     payload: int = DEFAULT_PAYLOAD_BYTES,
     idle: bool = False,
 ) -> Plan:
-    """A plan for a network that changed: the old trees as they are as long as they are about as good as new ones.
+    """Returns a plan for a changed network: the old trees while they are about as good as new ones.
 
-    Nodes that left are taken out, and what hung below them hangs elsewhere; nodes that joined are added as leaves; the
-    trees are weighed anew where that pays. If that reaches `keep_min_share` of the new plan's rate (0:
-    `KEEP_MIN_SHARE`, or as is usual among few), or has a small payload everywhere as much later at most, and no relay
-    is crowded that need not be, it is the plan; with its old revision if nothing in it changed. quiet: nothing is on
-    its way.
+    Nodes that left are removed and their children get new parents; nodes that joined become leaves; the trees are
+    reweighed where that pays. The patched plan is used if it reaches `keep_min_share` of the new plan's rate (0: the
+    default for this network), or for a small payload the corresponding makespan, and no relay is crowded without need;
+    it keeps its old revision if nothing changed. idle: no chunk is in flight.
     """
     few = network.size <= _FEW_NODES
-    # In one region the last percent is in relays that are all about as full, which other weights would crowd.
+    # In one region the last percent of rate takes relays that are all about equally full; other weights would crowd
+    # some.
     idle = idle and few and len(network.regions) > 1
     reweighed = REWEIGH_FACTOR_IDLE if idle else REWEIGH_FACTOR
     keep_min_share = keep_min_share or (
@@ -164,7 +164,7 @@ def replan(
     if payload < DEFAULT_PAYLOAD_BYTES:
         worse = keep_min_share * _time(patched, network, payload) > _time(new, network, payload)
     else:
-        # What was given up as the old one was made, for other merits, is not held against it now.
+        # Rate that the old plan gave up for fewer flows or shorter paths does not count against it.
         highest = new.lowest_rate / new.of_highest
         worse = patched.lowest_rate < keep_min_share * max(NEAR_BEST_SHARE, old.of_highest) * highest
     if worse or _is_crowded(patched, new, network) or (idle and _has_full_links(patched, new, network)):
@@ -185,7 +185,8 @@ def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:
 
 
 def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
-    """Whether a link between regions is about full that clearly is not in the new plan, at about the same rate."""
+    """Whether a link between regions is nearly full that is clearly less full in the new plan, at about the
+    same rate."""
     if new.lowest_rate < KEEP_MIN_SHARE_IDLE * patched.lowest_rate:
         return False
     fullest = _fullest_known(patched, network)
@@ -193,12 +194,12 @@ def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
 
 
 def _fullest_known(plan: Plan, network: Network) -> float:
-    """What the fullest link carries, as a share of what it has; 0 while some of them are not measured."""
+    """Returns the utilisation of the fullest link; 0 while some links are unmeasured."""
     return fullest_link(plan, network) if network.measured.all() else 0.0
 
 
 def changed_places(old: Plan, new: Plan) -> float:
-    """The share of the places (node, tree) of nodes in both plans whose parent is another one, or new."""
+    """Returns the share of (node, tree) pairs, for nodes in both plans, whose parent is a different or new node."""
     names = {name: i for i, name in enumerate(old.names)}
     both = [(i, names[name]) for i, name in enumerate(new.names) if name in names]
     if old.parents.shape[0] != new.parents.shape[0]:
@@ -209,9 +210,9 @@ def changed_places(old: Plan, new: Plan) -> float:
 
 
 def _slow(network: Network, max_children: int) -> dict[str, float]:
-    """Nodes whose own downlink is below what the rest could have, and what they take.
+    """Returns the nodes whose own downlink is below the rate of the others, and their Mbit/s.
 
-    The rest need not wait for them: they hang as leaves in all trees, and take what they can.
+    The others need not wait for them: they are leaves in all trees, and take what they can.
     """
     free = float(network.up[network.trainer])
     if network.down.min() >= free:
@@ -220,14 +221,14 @@ def _slow(network: Network, max_children: int) -> dict[str, float]:
     rate = pack(capacities, within=0.02).rate
     slow = (network.down < rate * 0.999) & (np.arange(network.size) != network.trainer)
     if slow.sum() > network.size // 2:
-        # Then it is they who are the rule: a rate that half of all can take.
+        # Most nodes are slow: choose a rate that half of all can take.
         rate = float(np.median(network.down))
         slow &= network.down < rate
     return {network.names[i]: float(network.down[i]) for i in np.flatnonzero(slow)}
 
 
 def _plans_by_region(network: Network, slow: dict[str, float], max_children: int, payload: int) -> list[Plan]:
-    """Plans over regions: with trees from the linear program, and with shallow ones."""
+    """Returns plans over regions: with trees from the linear program, and with shallow ones."""
     others = [i for i, name in enumerate(network.names) if name not in slow and i != network.trainer]
     most = float(min([network.up[network.trainer], *network.down[others]]))
     demand = demands(network, slow, most)
@@ -254,7 +255,7 @@ def _plans_by_region(network: Network, slow: dict[str, float], max_children: int
 
 
 def _plans_by_node(network: Network, slow: dict[str, float], max_children: int) -> list[Plan]:
-    """Plans over single nodes: one in which slow nodes are left behind by the others, and one in which nobody is."""
+    """Returns plans over single nodes: one in which slow nodes fall behind the others, and one in which none does."""
     plans = []
     for behind in [slow] if not slow else [slow, {}]:
         others = [i for i, name in enumerate(network.names) if name not in behind and i != network.trainer]
@@ -270,7 +271,8 @@ def _plans_by_node(network: Network, slow: dict[str, float], max_children: int) 
 
 
 def _stripe_counts(network: Network) -> list[int]:
-    """Trees over nodes to aim at: more split capacities more finely, and give each node more peers."""
+    """Returns the numbers of trees over nodes to try: more split capacities more finely, and give each node
+    more peers."""
     if network.size <= _FEW_NODES:
         return [48, 12, 6] if len(network.regions) > 1 else [48]
     return [24] if network.size <= 256 else [16]
@@ -279,7 +281,7 @@ def _stripe_counts(network: Network) -> list[int]:
 def _weighed(
     network: Network, parents: Ints, shares: Floats, slow: dict[str, float], demand: Floats, most: float
 ) -> Plan:
-    """The plan of these trees, with other weights where that gives a clearly higher rate."""
+    """Returns the plan of these trees, with other weights where that gives a clearly higher rate."""
     used = usage(network, parents, demand)
     rate = min(most, used.rate(shares))
     if rate < most * 0.995:
@@ -297,7 +299,7 @@ def _weighed(
 
 
 def _plan(network: Network, parents: Ints, shares: Floats, slow: dict[str, float], most: float) -> Plan:
-    """The plan of these trees with these weights, the heaviest first."""
+    """Returns the plan of these trees with these weights, the heaviest first."""
     order = np.lexsort((np.arange(len(shares)), -np.round(shares, 9)))
     parents, shares = parents[order], shares[order]
     rate, takes = _fitting(network, parents, shares, slow, most)
@@ -307,7 +309,7 @@ def _plan(network: Network, parents: Ints, shares: Floats, slow: dict[str, float
 def _fitting(
     network: Network, parents: Ints, shares: Floats, slow: dict[str, float], most: float
 ) -> tuple[float, dict[str, float]]:
-    """(the highest rate at which nothing is overfull, nodes that take less than it and what they take)."""
+    """Returns the highest rate at which no link is overfull, and the nodes that take less than it with their Mbit/s."""
     index = {name: i for i, name in enumerate(network.names)}
     slow = dict(sorted(slow.items(), key=lambda item: item[1]))
     while True:
@@ -315,7 +317,7 @@ def _fitting(
         own[[index[name] for name in slow]] = list(slow.values())
         fast = usage(network, parents, (own == 0).astype(float))
         load = fast.per_tree @ shares
-        # What slow nodes take does not rise with the rate.
+        # The load of slow nodes does not rise with the rate.
         left = fast.capacity - (usage(network, parents, own).per_tree @ shares if slow else 0.0)
         used = load > 1e-12
         rate = min(most, float((left[used] / load[used]).min(initial=np.inf)))
@@ -325,14 +327,14 @@ def _fitting(
 
 
 def _patched(old: Plan, network: Network, new: Plan, max_children: int, reweighed: float) -> Plan | None:
-    """The old trees over the new plan's nodes; None if they have nothing to say about them."""
+    """Returns the old trees over the new plan's nodes; None if they share no trainer or reach nobody."""
     if old.names[old.trainer] != new.names[new.trainer] or old.reaches_nobody or new.reaches_nobody:
         return None
     network = network.only(np.isin(network.names, new.names))
     demand = demands(network, new.slow, new.rate)
     parents = with_members(old.names, old.parents, network)
     parents = repair(network, parents, old.shares, new.rate, demand, max_children)
-    # Who relays must keep up; who does not may be left behind.
+    # Relays must keep up with the rate; leaves may fall behind.
     leaf = ~np.isin(np.arange(network.size), parents)
     relays = ~leaf
     relays[network.trainer] = False

@@ -1,4 +1,4 @@
-"""Trees made whole: every node gets a parent that can reach it, in each tree."""
+"""Repairs trees: every node gets a parent that can reach it, in each tree."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _NO_PARENT = -2
 
 
 def with_members(names: tuple[str, ...], parents: Ints, network: Network) -> Ints:
-    """Trees of other members as trees of these: nodes whose parent left, and new ones, have none yet (-2)."""
+    """Maps trees of other members to this network's nodes: nodes whose parent left, and new ones, get none yet (-2)."""
     old = {name: i for i, name in enumerate(names)}
     here = {name: i for i, name in enumerate(network.names)}
-    # Index here of each old node; the last entry stands for "no parent".
+    # New index of each old node; the last entry stands for "no parent".
     moved = np.array([here.get(name, _NO_PARENT) for name in names] + [_NO_PARENT], np.int64)
     kept = np.array([old.get(name, -1) for name in network.names], np.int64)
     found = np.full((len(parents), network.size), _NO_PARENT, np.int64)
@@ -24,7 +24,8 @@ def with_members(names: tuple[str, ...], parents: Ints, network: Network) -> Int
 
 
 def without_crowds(parents: Ints, max_children: int) -> Ints:
-    """Trees in which no node has more children than this: the others, those with few of their own, have no parent."""
+    """Returns trees in which no node has more than `max_children` children: those with the fewest descendants lose
+    their parent."""
     parents = parents.copy()
     for row in parents:
         children = np.bincount(row[row >= 0], minlength=len(row))
@@ -35,7 +36,7 @@ def without_crowds(parents: Ints, max_children: int) -> Ints:
 
 
 class _RemainingCapacity:
-    """Copies of everything that uplinks and links between regions could still carry."""
+    """Copies of the payload that uplinks and links between regions could still carry."""
 
     def __init__(self, network: Network, rate: float, demand: Floats) -> None:
         self.network = network
@@ -44,7 +45,7 @@ class _RemainingCapacity:
         self.link = network.rate / rate
 
     def take(self, parent: Ints, child: Ints, share: float) -> None:
-        """Count these nodes as served by those; a negative share gives back."""
+        """Subtracts the load of these parents serving these children; a negative share adds it back."""
         copies = share * self.demand[child]
         region = self.network.region
         np.subtract.at(self.up, parent, copies)
@@ -52,9 +53,10 @@ class _RemainingCapacity:
 
 
 def repair(network: Network, parents: Ints, shares: Floats, rate: float, demand: Floats, max_children: int) -> Ints:
-    """The same trees, in which each node whose parent cannot reach it, or is missing, hangs below another one.
+    """Returns the same trees, with a new parent for each node whose parent is missing or cannot reach it.
 
-    Below whoever has the most left to send, in its own region if possible. Every node must be reachable.
+    The new parent is the node with the most remaining capacity, in the same region if possible. Every node must be
+    reachable; raises `ArithmeticError` otherwise.
     """
     parents = parents.copy()
     wrong = [np.flatnonzero(_wrong(network, row)) for row in parents]
@@ -76,7 +78,7 @@ def repair(network: Network, parents: Ints, shares: Floats, rate: float, demand:
 
 
 def _wrong(network: Network, row: Ints) -> Flags:
-    """Nodes of one tree that their parent cannot reach."""
+    """Returns the nodes of one tree that their parent cannot reach (bool, nodes)."""
     wrong = row < 0
     wrong[network.trainer] = False
     child = np.flatnonzero(row >= 0)
@@ -89,7 +91,7 @@ def _wrong(network: Network, row: Ints) -> Flags:
             odd = (i, j) in network.blocked or (j, i) in network.blocked or (i, j) in network.pair_rate
             bad[k] |= odd and not network.connects(i, j)
     wrong[child[bad]] = True
-    # What leads neither to the trainer nor to a node that will get a new parent goes round in circles.
+    # A node whose ancestors are neither the trainer nor a node that gets a new parent is in a cycle.
     above = np.where(wrong | (row < 0), np.arange(len(row)), row)
     for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
         above = above[above]
@@ -99,7 +101,7 @@ def _wrong(network: Network, row: Ints) -> Flags:
 
 
 def _attach(remaining: _RemainingCapacity, row: Ints, nodes: Ints, share: float, max_children: int) -> bool:
-    """Hang these nodes of one tree below others; False if one is left over. Those with children of their own first."""
+    """Gives these nodes of one tree new parents, those with children first; returns False if one finds none."""
     network = remaining.network
     children = np.bincount(row[row >= 0], minlength=network.size)
     rooted = _rooted(row, network.trainer)
@@ -126,13 +128,14 @@ def _attach(remaining: _RemainingCapacity, row: Ints, nodes: Ints, share: float,
 def _parent(
     remaining: _RemainingCapacity, i: int, rooted: Flags, children: Ints, share: float, max_children: int
 ) -> int:
-    """Who should serve i: of the nodes that hang on the trainer already, the one with the most left; -1 for nobody."""
+    """Returns the parent for i: of the nodes connected to the trainer, the one with the most remaining capacity; -1 for
+    none."""
     network = remaining.network
     region = int(network.region[i])
     able = rooted & (network.up > 0) & (network.rate[network.region, region] > 0)
     if not network.dialable[i]:
         able &= network.dialable
-    # Room for this child comes first, then the limit of children, then the own region, then who relays already.
+    # Capacity for this child comes first, then the limit of children, then the own region, then existing relays.
     free = np.minimum(remaining.up, remaining.link[network.region, region])
     near = network.region == region
     worth = np.minimum(free, 0.0) * 100 - 10.0 * (free < share) - 5.0 * (children >= max_children)
@@ -149,7 +152,7 @@ def _parent(
 
 
 def _rooted(row: Ints, trainer: int) -> Flags:
-    """Nodes from which parents lead to the trainer."""
+    """Returns the nodes whose ancestors lead to the trainer (bool, nodes)."""
     above = np.where(row >= 0, row, np.arange(len(row)))
     above[trainer] = trainer
     for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):

@@ -235,7 +235,10 @@ class Watching(Event, frozen=True):
 
 
 class ProfileChosen(Event, frozen=True):
-    """The trainer codes deltas in this profile from now on. seconds: predicted time until the last commit, by profile."""
+    """The trainer codes deltas in this profile from now on.
+
+    seconds: predicted time until the last commit, by profile.
+    """
 
     profile: str
     why: str
@@ -296,7 +299,10 @@ class Unlike(Warned, frozen=True):
 
 
 class Squashed(Event, frozen=True):
-    """The trainer squashed a chain of deltas into one, for members that are behind. chain_bytes: of the chain's chunks."""
+    """The trainer squashed a chain of deltas into one, for members that are behind.
+
+    chain_bytes: bytes of the chain's chunks.
+    """
 
     base: int
     version: int

@@ -175,7 +175,7 @@ async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch:
         await client.join(node(0, node=TRAINER))
         await client.join(node(1))
         await shown(client, 3)
-    assert troubles == ["no new plan, going on with the last one: ArithmeticError: cannot plan this"]
+    assert troubles == ["no new plan, the last one stays in use: ArithmeticError: cannot plan this"]
 
 
 async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned() -> None:

@@ -111,6 +111,6 @@ def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
 def test_changes_go_on_from_one_view_alone() -> None:
     news = View(instance="hub", revision=5, since=4)
     for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
-        with pytest.raises(FormatError, match="asks for all of it"):
+        with pytest.raises(FormatError, match="requests the whole view"):
             merge_views(before, news)
     assert merge_views(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)
