@@ -1,4 +1,4 @@
-"""Settings of a simulation, and the nodes that it starts with, drawn from its seed."""
+"""Builds a simulation: its settings, and the initial nodes, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from p2psync.sim.weights import MODELS, history, signing_key
 from p2psync.swarm.actions import SwarmConfig
 from p2psync.swarm.node import NodeConfig
 
-#: Everything scaled to the tiny model: chunks of 400 to 3000 bytes. What may come unasked, and what a peer is banned
-#: for, are as far apart as in the real settings.
+#: Settings scaled to the tiny model: chunks of 400 to 3000 bytes. The bounds on unrequested chunks and on those that
+#: lead to a ban are as far apart as in the real settings.
 SWARM = SwarmConfig(
     window_least=4096,
     window_most=32 << 10,
@@ -37,11 +37,12 @@ NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
 
 @dataclass(frozen=True, kw_only=True)
 class SimConfig:
-    """What to simulate. None: drawn from the seed. Seconds of virtual time.
+    """The settings of a simulation. None: drawn from the seed. Seconds of virtual time.
 
     actors: honest ones at the start. versions, every: how many the trainer publishes, and how often. faults: kinds (see
-    `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: how long after the last
-    fault every node must have come to the head. planned: whether the hub makes (arbitrary) plans, see `SimPlanner`.
+    `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: seconds after the last
+    fault by which every node must run the newest version. planned: whether the hub makes (arbitrary) plans, see
+    `SimPlanner`.
     """
 
     actors: int | None = None
@@ -56,7 +57,7 @@ class SimConfig:
 
 
 class Simulation:
-    """The world of one seed."""
+    """All objects of one seed's simulation."""
 
     def __init__(self, seed: int, config: SimConfig) -> None:
         self.config = config
@@ -66,9 +67,9 @@ class Simulation:
         self.key = signing_key(seed % MODELS)
         self.invariants = InvariantChecker(self.bits)
         public = self.key.public_key().public_bytes_raw()
-        # Some hubs inline manifests in the view, at others they are fetched by id.
+        # Some hubs inline manifests in the view; at others nodes fetch them by id.
         inline = self.rng.choice([0, 64 << 10])
-        # Drawn apart, so that a seed is the same simulation with plans and without.
+        # A generator of its own, so that a seed gives the same simulation with and without plans.
         plans = random.Random(f"plans of {seed}")
         self.planned = config.planned if config.planned is not None else plans.random() < 0.5
         hub_config = HubConfig(
@@ -81,7 +82,7 @@ class Simulation:
         self.run = new_run(1000 + seed, self.rng.randbytes(10))
         self.anchor_every = self.rng.choice([2, 3, 100])
         self.keep = self.rng.choice([0, 1, 3])
-        #: The trainer that publishes now.
+        #: The trainer that currently publishes.
         self.trainer = self.add_trainer(0)
         for _ in range(config.actors if config.actors is not None else self.rng.randint(3, 5)):
             self.add_actor()
@@ -89,7 +90,7 @@ class Simulation:
             self.add_actor(LIARS[kind])
 
     def add_trainer(self, epoch: int) -> SimTrainer:
-        """One more trainer, not yet started."""
+        """Adds a trainer, not yet started."""
         info = self._info("trainer", reachable=True)
         trainer = SimTrainer(
             self.world,
@@ -108,7 +109,7 @@ class Simulation:
         return trainer
 
     def add_actor(self, kind: type[SimNode] = SimNode) -> SimNode:
-        """One more actor with nothing, not yet started."""
+        """Adds an actor without weights, not yet started."""
         info = self._info("actor", reachable=self.rng.random() < 0.8)
         node = kind(self.world, self._host(info), info, self.config.node, MemoryEngine(self.bits))
         if kind is not SimNode:
@@ -118,7 +119,7 @@ class Simulation:
 
     @property
     def actors(self) -> list[SimNode]:
-        """The honest ones."""
+        """The honest actors."""
         return [n for n in self.nodes if n.engine is not None and n.info.node not in self.invariants.liars]
 
     def _draw_liars(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""The invariants: what must hold at every moment, and what must hold once faults have stopped."""
+"""The invariants: those that hold at every moment, and those that hold once faults have stopped."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import ModelHistory, VersionName
 from p2psync.swarm.actions import Ban
 
-#: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
-#: way when it was cancelled, what came twice at the end; and, of each liar, what it sends each time before it is shut
-#: out (a ban ends when its time is up, and a clock may jump).
+#: A process may receive this multiple of the bytes that it needed, plus this many: cancelled chunks in flight and
+#: duplicates at the end; plus an allowance per liar for what it sends before each ban (a ban expires, and a clock may
+#: jump).
 WASTE_FACTOR = 2.5
 WASTE_SLACK = 20_000
 LIAR_SLACK = 103_000
 
 
 class InvariantError(Exception):
-    """An invariant does not hold. kind: its short name."""
+    """An invariant is violated. kind: its short name."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -32,13 +32,14 @@ class InvariantError(Exception):
 
 @dataclass
 class InvariantChecker:
-    """Watches all nodes. liars: names of those that lie, so whatever is done to them is right."""
+    """Observes all nodes and checks the invariants. liars: names of the lying nodes; any treatment of them is
+    allowed."""
 
     bits: ModelHistory
     liars: set[str] = field(default_factory=set)
-    #: Honest nodes whose chunks rotted unseen: they may be shut out for a moment, until they know.
+    #: Honest nodes whose chunks rotted unnoticed: peers may ban them for a moment, until they notice.
     rotten: set[str] = field(default_factory=set)
-    #: Bits of each version ever published, by (version, digest).
+    #: The name of each published version, by (version, digest).
     truth: dict[tuple[int, bytes], VersionName] = field(default_factory=dict)
     published_at: dict[tuple[int, int], float] = field(default_factory=dict)
     committed_at: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class InvariantChecker:
 
     @property
     def bans(self) -> int:
-        """By all nodes."""
+        """Bans by all nodes."""
         return sum(self.bans_by.values())
 
     # ---- at every moment -------------------------------------------------------------------------------------------
@@ -76,7 +77,8 @@ class InvariantChecker:
             self.trainer_bytes += swarm.sent_bytes
 
     def committed(self, node: SimNode, position: Position) -> None:
-        """Every bit is the trainer's, the hub has announced the version, and versions only rise."""
+        """Checks that every bit is the trainer's, that the hub has announced the version, and that versions
+        only rise."""
         name = self.truth.get((position.version, position.digest))
         if name is None or node.engine is None or node.engine.live is None:
             raise InvariantError("bits", f"{_name(node)} made version {position.version} live, which nobody published")
@@ -94,14 +96,14 @@ class InvariantChecker:
         times.setdefault(node.info.node, node.world.clock.now)
 
     def banned(self, node: SimNode, ban: Ban) -> None:
-        """Only liars are shut out."""
+        """Checks that only liars are banned."""
         self.bans_by[node.info.node] = self.bans_by.get(node.info.node, 0) + 1
         moment = ban.peer in self.rotten and ban.until - node.now < node.config.swarm.ban / 2
         if ban.peer not in self.liars and node.info.node not in self.liars and not moment:
             raise InvariantError("honest", f"{_name(node)} banned the honest {ban.peer[:6]}: {ban.reason}")
 
     def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
-        """Whoever sent a wrong chunk to someone who waited for it is shut out by that one."""
+        """Checks that a node bans the sender of a wrong chunk that it waited for."""
         if not needed or peer not in self.liars:
             return
         pack = next((p for id, p in node.store.packs.items() if id.startswith(chunk.manifest)), None)
@@ -111,7 +113,7 @@ class InvariantChecker:
             raise InvariantError("blame", f"{_name(node)} took a wrong chunk from {peer[:6]} and did not ban it")
 
     def check_waste(self, node: SimNode) -> None:
-        """No process receives much more than was of use."""
+        """Checks that a process does not receive much more than it needed."""
         swarm = node.core.swarm
         useful = swarm.received_bytes - swarm.wasted_bytes
         slack = WASTE_SLACK + LIAR_SLACK * (len(self.liars) + self.bans_by.get(node.info.node, 0))
@@ -131,7 +133,7 @@ class InvariantChecker:
         )
 
     def check_end(self, nodes: list[SimNode], head: Position | None, bound: float) -> None:
-        """Every live, honest actor has come to the head; waste was bounded; every liar that was caught stays out."""
+        """Checks that every live, honest actor runs the newest version, and that its waste was bounded."""
         for node in nodes:
             if not node.alive:
                 continue
@@ -149,7 +151,8 @@ class InvariantChecker:
             self.check_waste(node)
 
     def makespans(self, nodes: list[SimNode]) -> list[float]:
-        """For each version that all live honest actors committed: seconds from publish to the last commit."""
+        """Returns the seconds from publication to the last commit, for each version that all live honest actors
+        committed."""
         names = {n.info.node for n in nodes if n.alive and n.engine is not None and n.info.node not in self.liars}
         spans = []
         for version, began in sorted(self.published_at.items()):

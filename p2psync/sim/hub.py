@@ -1,4 +1,4 @@
-"""The hub in the simulation: the real core, reached through calls that may fail, be late, or be lost half-way."""
+"""The hub in the simulation: the real core, called over a network that may delay or lose calls and replies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.membership.records import View
 from p2psync.sim.clock import VirtualClock
 from p2psync.sim.network import SimHost
 
-#: Seconds that a long poll waits, that a caller waits for a lost answer, and that a dead hub takes to refuse.
+#: Seconds of a long poll, of a caller's wait for a lost reply, and of a connection refused by a stopped hub.
 VIEW_WAIT = 10.0
 CALL_LIMIT = 3.0
 REFUSED = 0.05
@@ -22,13 +22,13 @@ _LATENCY = 0.02
 _PLANNING = 0.1
 
 T = TypeVar("T")
-#: What a call gives: its result, or the error it met.
+#: Receives a call's result, or its error.
 AnswerCallback = Callable[[T | P2PSyncError], None]
 
 
 @dataclass(eq=False)
 class _LongPoll:
-    """A long poll that is open."""
+    """An open long poll."""
 
     host: SimHost
     known: int
@@ -38,12 +38,12 @@ class _LongPoll:
 
 
 class SimHub:
-    """One hub process after another, at one address."""
+    """A sequence of hub processes at one address."""
 
     def __init__(
         self, clock: VirtualClock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None
     ) -> None:
-        """planner: makes one for each process; None: there are no plans."""
+        """planner: makes a planner for each process; None: there are no plans."""
         self._clock = clock
         self._config = config
         self._new_planner = planner
@@ -54,7 +54,7 @@ class SimHub:
         self._secrets = 0
         self._shown = -1
         self._expiry: float | None = None
-        #: Chance that a call, or its answer, is lost.
+        #: Probability that a call, or its reply, is lost.
         self.loss = 0.0
         #: Hosts that cannot reach the hub.
         self.cut_off: set[str] = set()
@@ -62,24 +62,24 @@ class SimHub:
         self.core = self._start()
 
     def secret(self) -> str:
-        """A fresh lease id, nonce or token."""
+        """Returns a fresh lease id, nonce or token."""
         self._secrets += 1
         return f"secret-{self._secrets}"
 
     def stop(self) -> None:
-        """The process ends; open polls break."""
+        """Ends the process; open polls fail."""
         self.up = False
         waiting, self._waiting = self._waiting, []
         for poll in waiting:
             self._reply(poll.host, poll.answer, HubError("the hub went away"))
 
     def restart(self) -> None:
-        """A new process, which remembers nothing."""
+        """Starts a new process without state."""
         self.core = self._start()
         self.up = True
 
     def request(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
-        """Have the hub carry out an operation; `answer` gets its result or error, unless the host has died."""
+        """Runs an operation at the hub; `answer` receives its result or error, unless the host has crashed."""
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
         else:
@@ -95,14 +95,16 @@ class SimHub:
         *,
         whole: bool = True,
     ) -> None:
-        """Long-poll the view: at once if it differs from what the caller has, else when it does, or None in the end."""
+        """Long-polls the view: replies at once if it differs from the caller's, otherwise at a change, or with None at
+        the end."""
         if self._is_lost(host):
             self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease, whole)
 
     def crashed(self, host: SimHost) -> None:
-        """A host's process has ended, and its connections with it; who is cut off, or lost just now, is not heard."""
+        """A host's process ended, and the hub sees its connections close, unless the host is cut off or the event is
+        lost."""
         if self.up and not self._is_lost(host):
             self._clock.after(self._delay(host), self._suspect, host)
 
@@ -165,7 +167,7 @@ class SimHub:
             self._clock.after(self._delay(host), _answer, host, answer, result)
 
     def _settle(self) -> None:
-        """What the hub's driver does after each operation: end leases, wake who waits, set the next alarm."""
+        """Does what the hub's driver does after each operation: ends leases, wakes long polls, sets the next timer."""
         self.core.expire(self._clock.now)
         self._plan()
         self._wake()
@@ -179,7 +181,7 @@ class SimHub:
             return
         self._shown = self.core.revision
         waiting, self._waiting = self._waiting, []
-        views: dict[tuple[int, bool], View] = {}  # as the hub's service encodes one for all that know the same
+        views: dict[tuple[int, bool], View] = {}  # shared by equal readers, as in the hub's service
         for poll in waiting:
             kind = poll.known, poll.whole
             if kind not in views:
@@ -203,7 +205,7 @@ class SimHub:
 
     def _make_plan(self, core: HubCore, task: PlanTask) -> None:
         if core is not self.core or self._planner is None:
-            return  # the process that began it is no more
+            return  # the process that began the plan has ended
         try:
             core.plan_made(self._planner.plan(task), self._clock.now)
         except ArithmeticError as error:

@@ -1,4 +1,4 @@
-"""The connections of a simulated node: bytes of real frames in and out, greetings, several connections of one peer."""
+"""The connections of a simulated node: real frames as bytes, handshakes, several connections per peer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.sim.network import Endpoint, SimHost, SimNetwork
 
 @dataclass
 class LinkCallbacks:
-    """What the node is told. up answers whether the peer is accepted."""
+    """The node's callbacks. up returns whether the peer is accepted."""
 
     up: Callable[[str, str], bool]
     down: Callable[[str], None]
@@ -29,7 +29,7 @@ class _PeerConnections:
 
 
 class PeerLinks:
-    """All connections of one process. `close_all` ends it: nothing is called afterwards."""
+    """All connections of one process. After `close_all` no callback is called."""
 
     def __init__(self, network: SimNetwork, host: SimHost, hello: Hello, events: LinkCallbacks) -> None:
         self._network = network
@@ -51,7 +51,7 @@ class PeerLinks:
         self._network.dial(self._host, name, lambda end: self._begin(end, name), failed)
 
     def send(self, name: str, message: Control) -> None:
-        """Send a control message; dropped if the peer is gone."""
+        """Sends a control message; dropped if the peer is gone."""
         links = self._links.get(name)
         if links is not None:
             links.ends[0].send(encode_control(message))
@@ -59,7 +59,7 @@ class PeerLinks:
     def send_chunk(
         self, name: str, short: bytes, index: int, data: bytes, left: Callable[[], None], tag: int = 0
     ) -> None:
-        """Send a chunk; `left` is called once it has left."""
+        """Sends a chunk; calls `left` once it has left the uplink."""
         links = self._links.get(name)
         if links is None:
             left()
@@ -67,13 +67,13 @@ class PeerLinks:
             links.ends[-1].send(encode_chunk_header(short, index, len(data), tag) + data, left)
 
     def send_raw(self, name: str, data: bytes) -> None:
-        """Send bytes that are no frame (a liar does)."""
+        """Sends bytes that are not a frame, for liars."""
         links = self._links.get(name)
         if links is not None:
             links.ends[0].send(data)
 
     def hang_up(self, name: str) -> None:
-        """Close every connection to a peer."""
+        """Closes every connection to a peer."""
         links = self._links.pop(name, None)
         if links is not None:
             for end in links.ends:
@@ -81,12 +81,12 @@ class PeerLinks:
             self._events.down(name)
 
     def close_all(self) -> None:
-        """The process is over."""
+        """Ends the process."""
         self._over = True
         self._links.clear()
 
     def connected(self, name: str) -> bool:
-        """Whether there is a greeted connection to this peer."""
+        """Whether a connection to this peer has completed its handshake."""
         return name in self._links
 
     def _begin(self, end: Endpoint, dialled: str | None) -> None:
@@ -152,7 +152,7 @@ class PeerLinks:
 
 
 def _feed(network: SimNetwork, reader: FrameReader, data: bytes) -> list[Message]:
-    """Feed what was received, sometimes in two pieces, as a stream comes."""
+    """Feeds received bytes to the reader, sometimes in two pieces, as from a stream."""
     if network.clock.rng.random() < 0.1:
         middle = network.clock.rng.randrange(len(data))
         return reader.feed(data[:middle]) + reader.feed(data[middle:])

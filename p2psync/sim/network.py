@@ -1,9 +1,9 @@
-"""A virtual network: hosts with limited links, and connections as TCP makes them over a bad path.
+"""A virtual network: hosts with limited links, and TCP-like connections over lossy paths.
 
-A message waits for its sender's uplink, travels for the pair's delay, is held up by retransmissions, and waits for its
-receiver's downlink; on one connection nothing overtakes. A partition holds up what is sent until it heals or the
-connection is given up. A connection that is cut loses what is on its way, and its two ends learn of it at different
-times. Data is never altered: TCP does not, and a peer that does is a liar, not a link.
+A message queues at its sender's uplink, travels for the pair's delay, is delayed by retransmissions, and queues at its
+receiver's downlink; messages of one connection stay in order. A partition holds messages back until it heals or the
+connection times out. A connection that breaks loses its data in flight, and its two ends notice at different times.
+Data is never altered: TCP does not alter it, so a peer that does is a liar.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from p2psync.sim.clock import VirtualClock
 
-#: Seconds after which a connection through which nothing goes is given up, and a dial is.
+#: Seconds after which a connection without progress times out, and a dial does.
 DEAD_AFTER = 12.0
 DIAL_LIMIT = 3.0
 _SEGMENT = 1400
@@ -21,10 +21,10 @@ _SEGMENT = 1400
 
 @dataclass(eq=False)
 class SimHost:
-    """A machine's place in the network. up, down: bytes a second. delay: its share of a one-way delay (seconds).
+    """A machine in the network. up, down: bytes a second. delay: its share of a one-way delay (seconds).
 
-    shut: hosts that cannot dial this one (asymmetric reachability). alive: whether its process runs.
-    slow: whether its link is slowed down now.
+    shut: hosts that cannot dial this one (asymmetric reachability). alive: whether its process runs. slow: whether its
+    link is currently slowed down.
     """
 
     name: str
@@ -41,7 +41,8 @@ class SimHost:
 
 
 class Endpoint:
-    """One side of a connection. The owner sets `on_data` and `on_close`, which is called once unless it closes."""
+    """One side of a connection. The owner sets `on_data` and `on_close`; the latter is called once, unless the owner
+    closes."""
 
     def __init__(self, network: SimNetwork, host: SimHost) -> None:
         self.host = host
@@ -54,7 +55,7 @@ class Endpoint:
         self._held_up: list[bytes] = []
 
     def send(self, data: bytes, left: Callable[[], None] | None = None) -> None:
-        """Send; `left` is called when the data has left this host's uplink, or was lost with the connection."""
+        """Sends data; calls `left` when it has left this host's uplink, or was lost with the connection."""
         clock, host = self._network.clock, self.host
         host.up_free = max(clock.now, host.up_free) + len(data) / host.up
         if left is not None:
@@ -76,25 +77,25 @@ class Endpoint:
         clock.at(other.host.down_free, other.deliver, data)
 
     def deliver(self, data: bytes) -> None:
-        """Data has come through this host's downlink."""
+        """Data has passed this host's downlink."""
         if self.open and self.host.alive:
             self.on_data(data)
 
     def resume(self) -> None:
-        """The path is open again: what was held up comes, in order."""
+        """The path works again: delivers the data held back, in order."""
         waiting, self._held_up = self._held_up, []
         for data in waiting:
             self.arrive(data)
 
     def close(self) -> None:
-        """The owner closes; what was sent before still arrives, then the other side learns of it."""
+        """The owner closes; data sent before still arrives, then the other side is notified."""
         if self.open:
             self.open = False
             after = max(self._network.clock.now, self._last) + self._network.delay(self, 40) + 0.001
             self._network.clock.at(after, self.other.lose)
 
     def lose(self) -> None:
-        """This side learns that the connection is gone."""
+        """Notifies this side that the connection is gone."""
         if self.open:
             self.open = False
             if self.host.alive:
@@ -112,27 +113,27 @@ class SimNetwork:
         self._partitions = 0
 
     def add(self, host: SimHost) -> SimHost:
-        """A new machine."""
+        """Adds a host."""
         self.hosts[host.name] = host
         return host
 
     def delay(self, end: Endpoint, size: int) -> float:
-        """One-way delay of a message (seconds), retransmissions included."""
+        """Returns the one-way delay of a message (seconds), retransmissions included."""
         delay = end.host.delay + end.other.host.delay
         loss = end.host.loss + end.other.host.loss
         if loss and self.clock.rng.random() < 1 - (1 - loss) ** (1 + size // _SEGMENT):
-            # A lost segment costs a round trip, or a timeout when there is nothing behind it to show the gap.
+            # A lost segment costs a round trip, or a timeout if no later segment reveals the gap.
             delay += 2 * delay + (0.2 if self.clock.rng.random() < 0.3 else 0.0)
         return delay
 
     def partitioned(self, a: SimHost, b: SimHost) -> bool:
-        """Whether no packet passes between two hosts."""
+        """Whether a partition separates two hosts."""
         return self._islands.get(a.name, 0) != self._islands.get(b.name, 0)
 
     def dial(
         self, source: SimHost, target: str, opened: Callable[[Endpoint], None], failed: Callable[[], None]
     ) -> None:
-        """Connect: one of the two is called, a round trip or the dial's limit later, if the source still lives."""
+        """Connects; calls `opened` or `failed` a round trip or the dial's limit later, if the source is still alive."""
         host = self.hosts.get(target)
         if host is None or source.name in host.shut or self.partitioned(source, host):
             self.clock.after(DIAL_LIMIT, failed)
@@ -155,7 +156,7 @@ class SimNetwork:
         opened(near)
 
     def part(self, names: Iterable[str], seconds: float) -> None:
-        """Cut these hosts off from all others for a while."""
+        """Partitions these hosts from all others for a while."""
         self._partitions += 1
         island = self._partitions
         for name in names:
@@ -166,13 +167,13 @@ class SimNetwork:
         self.clock.after(seconds, self._heal, island)
 
     def cut(self, a: str, b: str) -> None:
-        """Break the connections of two hosts; each side learns of it after a while of its own."""
+        """Breaks the connections of two hosts; each side notices after a while of its own."""
         for near, far in self._connections:
             if {near.host.name, far.host.name} == {a, b}:
                 self._break(near, far)
 
     def crash(self, host: SimHost) -> None:
-        """The host's process ends without a word; the others learn of it soon, or only by silence."""
+        """The host's process ends silently; its peers notice soon, or only by timeout."""
         host.alive = False
         soon = self.clock.rng.random() < 0.5
         for near, far in self._connections:
@@ -185,7 +186,7 @@ class SimNetwork:
         for end in (near, far):
             if end.open:
                 self.clock.after(self.clock.rng.random() * 2, end.lose)
-            # Data on its way is lost from now on.
+            # Data in flight is lost.
             end.on_data = lambda data: None
 
     def _give_up(self, near: Endpoint, far: Endpoint) -> None:

@@ -1,7 +1,7 @@
-"""The simulated shell of a node: carries out what `NodeCore` decides, in virtual time.
+"""The simulated shell of a node: carries out the actions of `NodeCore` in virtual time.
 
-A node outlives its process: `crash` ends the process, `start` begins a new one over the same disk and engine. Answers
-to a process that has ended are dropped, as a real one's are.
+A node outlives its process: `crash` ends the process, `start` begins a new one with the same disk and engine. Replies
+to a process that has ended are dropped, as with a real one.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from p2psync.swarm.follower import (
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
 
-#: Seconds that an engine takes.
+#: Seconds of an engine's operations.
 OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
 
 
 class NodeObserver(Protocol):
-    """Who is told what nodes do, and holds it against the invariants."""
+    """Observes nodes, and checks them against the invariants."""
 
     def started(self, node: SimNode) -> None:
-        """A process began."""
+        """A process started."""
 
     def ended(self, node: SimNode) -> None:
         """A process is about to end."""
 
     def committed(self, node: SimNode, position: Position) -> None:
-        """Other bits became live, or the same under another name."""
+        """Other bits became live, or the same under another version."""
 
     def banned(self, node: SimNode, ban: Ban) -> None:
-        """A peer was shut out."""
+        """A peer was banned."""
 
     def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
-        """A chunk was given to the core; needed: whether it waited for it before."""
+        """The core received a chunk; needed: whether it was waiting for it."""
 
 
 class SimWorld:
-    """What all nodes of a simulation share."""
+    """The objects that all nodes of a simulation share."""
 
     def __init__(
         self, clock: VirtualClock, network: SimNetwork, hub: SimHub, observer: NodeObserver, trusted: bytes
@@ -90,12 +90,12 @@ class SimNode:
         self.config = config
         self.engine = engine
         self.store = SimStore()
-        #: Seconds that this node's clock is ahead of the world's; never set back while a process runs.
+        #: Seconds by which this node's clock is ahead of the simulation's; never lowered while a process runs.
         self.skew = 0.0
-        #: What the engine's next commits fail with.
+        #: Number of the engine's next commits that fail.
         self.commit_failures = 0
         self.processes = 0
-        #: Versions that the hub told this node of, or of what leads on from them: (number, digest).
+        #: Versions that the hub has announced to this node, and their bases: (version, digest).
         self.announced_versions: set[tuple[int, bytes]] = set()
         self.core: NodeCore
         self.links: PeerLinks
@@ -115,7 +115,7 @@ class SimNode:
         return self.world.clock.now + self.skew
 
     def start(self) -> None:
-        """Begin a process over what the last one left."""
+        """Starts a process from the last one's disk and engine."""
         self.processes += 1
         self.host.alive = True
         self._armed = float("inf")
@@ -139,7 +139,7 @@ class SimNode:
         self.drain()
 
     def crash(self) -> None:
-        """The process ends without a word."""
+        """Ends the process silently."""
         self.world.observer.ended(self)
         self.world.clock.note("crash", self.info.node)
         self.links.close_all()
@@ -149,7 +149,7 @@ class SimNode:
     # ---- driving the core ------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Carry out what the core wants, and set the next alarm."""
+        """Carries out the core's actions, and schedules its next wake-up."""
         if self._draining:
             return
         self._draining = True
@@ -171,7 +171,7 @@ class SimNode:
             self.drain()
 
     def later(self, delay: float, call: Callable[..., None], *arguments: object) -> None:
-        """Call within this process after a delay, then drain."""
+        """Calls within this process after a delay, then drains."""
         self.world.clock.after(delay, self._in_process, self.processes, call, arguments)
 
     def _in_process(self, process: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
@@ -247,7 +247,7 @@ class SimNode:
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
     def send_chunk(self, action: SendChunk) -> None:
-        """Read a chunk and send it."""
+        """Reads a chunk and sends it."""
         pack = self.store.packs.get(action.id)
         data = pack.read(action.index) if pack is not None else None
         if pack is None or data is None:
@@ -257,7 +257,7 @@ class SimNode:
         self.give_chunk(action, data)
 
     def give_chunk(self, action: SendChunk, data: bytes) -> None:
-        """Send these bytes as the chunk."""
+        """Sends these bytes as the chunk."""
         size, process = action.size, self.processes
 
         def left() -> None:
@@ -341,7 +341,7 @@ class SimNode:
                 self.announced_versions.add((a.base, bytes.fromhex(a.base_digest)))
 
     def on_view(self, view: View) -> None:
-        """The hub's view changed (a trainer looks at it too)."""
+        """The hub's view changed."""
 
     def _get_manifest(self, action: GetManifest) -> None:
         def answer(data: bytes | P2PSyncError | None) -> None:
@@ -431,7 +431,7 @@ class SimNode:
         try:
             if stage is None or self.commit_failures > 0:
                 self.commit_failures -= 1
-                raise EngineError("the engine would not")
+                raise EngineError("the engine refused")
             commit = stage.commit()
         except P2PSyncError as error:
             self._engine_failed(action, error)
@@ -442,4 +442,4 @@ class SimNode:
 
 
 def _nothing() -> None:
-    """Only so that the node drains."""
+    """Does nothing; scheduled so that the node drains."""

@@ -1,4 +1,4 @@
-"""One simulation from its seed: the faults, the publishing, the end, and the report."""
+"""Runs one simulation from its seed: the faults, the publishing, the end, and the report."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from p2psync.sim.faults import schedule
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
 
-#: Events after which a simulation is taken for one that runs in circles.
+#: Events after which a simulation counts as an endless loop.
 MAX_EVENTS = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimReport:
-    """What a simulation came to. Seconds of virtual time, bytes.
+    """The results of a simulation. Seconds of virtual time, bytes.
 
-    makespans: of the versions that every actor of the end committed, from publish to the last commit. converged_after:
-    from the last fault until all were at the head. trainer_bytes: chunks sent by trainers; payload_bytes: of all
-    manifests published. trace: a fingerprint of all that happened.
+    makespans: of the versions that every actor alive at the end committed, from publication to the last commit.
+    converged_after: from the last fault until all ran the newest version. trainer_bytes: chunks sent by trainers.
+    payload_bytes: of all published manifests. trace: a fingerprint of all events.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class SimReport:
 
 
 class SimFailure(Exception):
-    """An invariant does not hold; says how to see it again. kind: the invariant's short name."""
+    """An invariant is violated; the message says how to replay it. kind: the invariant's short name."""
 
     def __init__(self, seed: int, error: InvariantError) -> None:
         super().__init__(f"{error}\nreplay it with: python -m p2psync.sim --seeds {seed}:{seed + 1}")
@@ -48,7 +48,7 @@ class SimFailure(Exception):
 
 
 def run_sim(seed: int, config: SimConfig | None = None) -> SimReport:
-    """Simulate. Raises `SimFailure` when an invariant does not hold. The same arguments give the same report."""
+    """Simulates a seed. Raises `SimFailure` when an invariant is violated. Equal arguments give equal reports."""
     sim = Simulation(seed, config or SimConfig())
     try:
         faults_end = _run(sim)
@@ -58,7 +58,7 @@ def run_sim(seed: int, config: SimConfig | None = None) -> SimReport:
 
 
 def _run(sim: Simulation) -> float:
-    """Returns when faults stopped."""
+    """Runs the simulation; returns when faults stopped (seconds)."""
     config = sim.config
     faults_end = 1.0 + config.versions * config.every
     for node in list(sim.nodes):
@@ -68,7 +68,7 @@ def _run(sim: Simulation) -> float:
     schedule(sim, faults_end)
     sim.clock.run(faults_end, lambda: _check_events(sim))
     sim.clock.note("calm")
-    # The last version comes when all is well again, so that none is excused.
+    # The last version is published after all faults, so that no node is excused.
     _publish(sim)
     sim.clock.run(faults_end + config.bound, lambda: _check_events(sim) or _is_over(sim))
     sim.invariants.check_end(sim.nodes, sim.trainer.head, config.bound)

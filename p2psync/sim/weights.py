@@ -1,7 +1,7 @@
 """A tiny model and its versions: real bits, coded by the real codec, made once and shared by all simulations.
 
-A version is named by the choices that led to it, one number for each step from version 0, so that a fork has another
-name, and other bits, than the version of the same number that it replaces.
+A version's name is the sequence of choices that led to it, one number per step from version 0, so that a fork has
+another name, and other bits, than the version of the same number that it replaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VersionName: TypeAlias = tuple[int, ...]
 
 BLOCK_UNITS = 1 << 16
 CHUNK_BYTES = 4096
-#: Different models, so that simulations do not all see the same bits.
+#: Number of different models, so that not all simulations use the same bits.
 MODELS = 4
 _TENSORS = (("BF16", (48, 32), 10), ("F32", (600,), 2), ("U8", (2500,), 1), ("F16", (7,), 1))
 
@@ -40,7 +40,7 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class CodedVersion:
-    """An anchor or delta, not yet signed by any trainer."""
+    """An anchor or delta, not yet signed."""
 
     base: VersionName | None
     name: VersionName
@@ -52,7 +52,7 @@ class CodedVersion:
 
 
 class ModelHistory:
-    """Every version of one model that some simulation came to."""
+    """Every version of one model that some simulation has used."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -62,21 +62,21 @@ class ModelHistory:
         self._blocks: dict[tuple[bytes, bytes], list[Block]] = {}
 
     def weights(self, name: VersionName) -> ModelWeights:
-        """The bits of a version; read-only."""
+        """Returns the bits of a version; read-only."""
         found = self._weights.get(name)
         if found is None:
             found = self._weights[name] = self._make(name)
         return found
 
     def coded(self, base: VersionName | None, name: VersionName) -> CodedVersion:
-        """The delta between two versions, or the anchor of one."""
+        """Returns the delta between two versions, or the anchor of one."""
         found = self._coded.get((base, name))
         if found is None:
             found = self._coded[base, name] = self._code(base, name)
         return found
 
     def decode(self, data: bytes, table: bytes, rows: tuple[Row, ...]) -> list[Block]:
-        """The blocks of a chunk, by the codec; the same bytes are decoded once. Raises `FormatError`."""
+        """Decodes a chunk with the codec; equal bytes are decoded once. Raises `FormatError`."""
         found = self._blocks.get((table, data))
         if found is None:
             found = decode_chunk(data, rows, BLOCK_UNITS)
@@ -108,7 +108,7 @@ class ModelHistory:
         chunks = []
         for i, units in enumerate(new):
             chunks += list(encoder.add(i, None if old is None else old[i], units))
-            # Closed early, so that even a tiny delta has chunks enough to be worth a swarm.
+            # Chunks are closed early, so that even a tiny delta has several.
             chunks += list(encoder.finish())
         return CodedVersion(
             base,
@@ -127,20 +127,20 @@ class ModelHistory:
 
 @functools.cache
 def history(model: int) -> ModelHistory:
-    """The shared history of one model."""
+    """Returns the shared history of one model."""
     return ModelHistory(model)
 
 
 @functools.cache
 def signing_key(seed: int) -> Ed25519PrivateKey:
-    """A trainer's key."""
+    """Returns a trainer's key."""
     return Ed25519PrivateKey.from_private_bytes(blake3(b"simulated trainer %d" % seed).digest())
 
 
 def signed_manifest(
     bits: ModelHistory, coded: CodedVersion, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
 ) -> tuple[Manifest, SignedManifest]:
-    """Describe and sign an anchor or delta as a trainer of this run and epoch does."""
+    """Describes and signs an anchor or delta as a trainer of this run and epoch does."""
     manifest = Manifest(
         run=run,
         epoch=epoch,
@@ -162,7 +162,7 @@ def signed_manifest(
 
 
 def digest_of(specs: tuple[TensorSpec, ...], units: list[Units] | tuple[Units, ...]) -> bytes:
-    """The digest over all tensors, 16 bytes."""
+    """Returns the digest over all tensors, 16 bytes."""
     return digest_bytes(sum(digest_units(s, u) for s, u in zip(specs, units, strict=True)) % MODULUS)
 
 

@@ -6,8 +6,8 @@
         network.set_link("eu", "us", rate=10)
         print(network.counters().links["us>eu"])
 
-Real programs over real TCP, with each host's rates, and each region pair's shared rate, delay, loss and buffer. Needs
-root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; nothing leaves the namespaces.
+Real programs use real TCP, with each host's rates, and each region pair's shared rate, delay, loss and buffer. Needs
+root, `ip` and /dev/net/tun, but no queueing disciplines such as netem. No packet leaves the namespaces.
 """
 
 from p2psync.topology.emulator import namespaces, runs

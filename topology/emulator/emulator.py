@@ -1,4 +1,4 @@
-"""Bring an emulated network up, for as long as a `with` lasts or until it is told to stop."""
+"""Brings an emulated network up, for as long as a `with` block lasts or until it is stopped."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from p2psync.topology.emulator.messages import RouterConfig
 from p2psync.topology.emulator.network import EmulatedNetwork
 from p2psync.topology.model import Topology
 
-#: How long a router may take to remove its network before it is done for it.
+#: Seconds that a router may take to remove its network before the caller removes it.
 _STOP_WAIT_SECONDS = 15.0
 
 
 class Emulator(EmulatedNetwork):
-    """A network of one's own: `with Emulator(topology) as network: …`. It goes when this process does, however it ends.
+    """A network of this process: `with Emulator(topology) as network: …`. It is removed when the process ends, however
+    that happens.
 
-    congestion: the hosts' TCP congestion control; None: the kernel's choice. seed: of the losses. Raises `P2PSyncError`
-    where networks cannot be emulated.
+    congestion: the hosts' TCP congestion control; None: the kernel's default. seed: of the losses. Raises
+    `P2PSyncError` where networks cannot be emulated.
     """
 
     def __init__(self, topology: Topology, *, congestion: str | None = None, seed: int = 0, **config: Any) -> None:
@@ -47,7 +48,7 @@ class Emulator(EmulatedNetwork):
         self.close()
 
     def close(self) -> None:
-        """Kill what runs in the network, and remove it. Does nothing a second time."""
+        """Kills all processes in the network, and removes it. A second call does nothing."""
         router, self._router = self._router, None
         if router is None:
             return
@@ -65,7 +66,8 @@ class Emulator(EmulatedNetwork):
 
 
 def bring_up(topology: Topology, file: Path, *, congestion: str | None = None, seed: int = 0) -> EmulatedNetwork:
-    """A network that stays until it is told to stop, found again by its topology's file. Raises `P2PSyncError`."""
+    """Brings up a network that stays until it is stopped, and is found again by its topology file. Raises
+    `P2PSyncError`."""
     if runs.find(file) is not None:
         raise P2PSyncError(f"{file} is up already: p2psync wan down {file}")
     config = RouterConfig(make_layout(topology), str(file.resolve()), congestion or "", seed, detached=True)
@@ -77,7 +79,7 @@ def bring_up(topology: Topology, file: Path, *, congestion: str | None = None, s
 
 
 def take_down(network: EmulatedNetwork) -> None:
-    """Stop a network and wait until it is gone. Raises `P2PSyncError`."""
+    """Stops a network and waits until it is removed. Raises `P2PSyncError`."""
     network.stop()
     folder, deadline = runs.folder_of(network.state.run), time.monotonic() + _STOP_WAIT_SECONDS
     while folder.exists():
@@ -95,7 +97,7 @@ def _start(config: RouterConfig) -> tuple[subprocess.Popen[bytes], runs.Emulated
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL if config.detached else None,
-        # Ctrl-C on the terminal is for whoever uses the network; what it does to the network is up to them.
+        # Ctrl-C reaches the network's user only, who decides about the network.
         start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
@@ -110,11 +112,14 @@ def _start(config: RouterConfig) -> tuple[subprocess.Popen[bytes], runs.Emulated
     router.stdin.close()
     router.stdout.close()
     router.wait()
-    raise P2PSyncError(answer[1:].decode().strip() or "the emulator's router ended as it began: is `p2psync` whole?")
+    raise P2PSyncError(
+        answer[1:].decode().strip()
+        or "the emulator's router ended at its start: is the installation of `p2psync` complete?"
+    )
 
 
 def why_not() -> str | None:
-    """Why no network can be emulated here, in one line; None where it can (found by making a namespace)."""
+    """Returns why no network can be emulated here, in one line; None if one can (tested by making a namespace)."""
     reason = namespaces.missing()
     if reason is not None or shutil.which("ip") is None:
         return reason
@@ -123,5 +128,5 @@ def why_not() -> str | None:
         namespaces.add([probe])
         namespaces.remove([probe])
     except P2PSyncError as error:
-        return f"this machine lets nobody make network namespaces ({error})"
+        return f"this machine does not allow network namespaces ({error})"
     return None

@@ -7,19 +7,20 @@ import msgspec
 from p2psync.errors import P2PSyncError
 from p2psync.topology.model import MAX_RATE, Link, Topology
 
-#: Addresses are 10.77.0.1 and up; each host costs a namespace and a descriptor that every wake-up looks at.
+#: Bound on hosts; their addresses are 10.77.0.1 and up. Each host costs a namespace and a descriptor that every wake-up
+#: polls.
 MAX_HOSTS = 250
 MASK = "255.255.0.0"
-#: What may wait for a host's own link.
+#: The queue of a host's own link, in milliseconds at its rate.
 HOST_BUFFER_MS = 50.0
-#: A link's buffer where none is given: a round trip of it (bandwidth × delay), but not less than this.
+#: A link's default buffer is a round trip of it (bandwidth × delay), but at least this.
 MIN_BUFFER_MS = 20.0
-#: However slow a link is or becomes, so many bytes may wait: eight full packets.
+#: Least buffer in bytes, however slow a link is: eight full packets.
 MIN_BUFFER_BYTES = 12_000
 
 
 class LinkStage(msgspec.Struct, frozen=True):
-    """One direction of a link. rate: Mbit/s; buffer_ms: what may wait, in time at that rate."""
+    """One direction of a link. rate: Mbit/s. buffer_ms: its queue, in milliseconds at that rate."""
 
     name: str
     rate: float
@@ -32,7 +33,7 @@ class RouterLayout(msgspec.Struct, frozen=True):
     """hosts: (name, region). stages: H uplinks, H downlinks, then the links between regions, each way.
 
     link_of[a][b]: the stage from region a to region b, or -1; within a region there is one if it has a delay or loses
-    packets. barred: (i, j): host i cannot open TCP connections to host j.
+    packets. barred: pairs (i, j) where host i cannot open TCP connections to host j.
     """
 
     trainer: str
@@ -43,33 +44,34 @@ class RouterLayout(msgspec.Struct, frozen=True):
     barred: list[tuple[int, int]] = []
 
     def address(self, host: str) -> str:
-        """A host's IPv4 address. Raises `P2PSyncError` for what is no host."""
+        """Returns a host's IPv4 address. Raises `P2PSyncError` for an unknown host."""
         return address_of(self.number(host))
 
     def number(self, host: str) -> int:
-        """A host's number. Raises `P2PSyncError` for what is no host."""
+        """Returns a host's number. Raises `P2PSyncError` for an unknown host."""
         for number, (name, _) in enumerate(self.hosts):
             if name == host:
                 return number
         raise P2PSyncError(f"{host!r} is no host of this network; hosts are named like {self.hosts[0][0]}")
 
     def between(self, a: str, b: str, one_way: bool = False) -> list[LinkStage]:
-        """The stages of a link between two regions. Raises `P2PSyncError` where there is none."""
+        """Returns the stages of a link between two regions. Raises `P2PSyncError` without one."""
         if a not in self.regions or b not in self.regions:
             raise P2PSyncError(f"there is no link between {a} and {b}; regions are {', '.join(self.regions)}")
         i, j = self.regions.index(a), self.regions.index(b)
         if self.link_of[i][j] < 0:
             raise P2PSyncError(f"there is no link between {a} and {b} in the topology")
-        ways = [(i, j)] if one_way or i == j else [(i, j), (j, i)]
-        return [self.stages[self.link_of[x][y]] for x, y in ways]
+        ends = [(i, j)] if one_way or i == j else [(i, j), (j, i)]
+        return [self.stages[self.link_of[x][y]] for x, y in ends]
 
     def of_host(self, host: str) -> tuple[LinkStage, LinkStage]:
-        """A host's uplink and downlink. Raises `P2PSyncError` for what is no host."""
+        """Returns a host's uplink and downlink. Raises `P2PSyncError` for an unknown host."""
         number = self.number(host)
         return self.stages[number], self.stages[len(self.hosts) + number]
 
     def of_region(self, region: str, rest: set[str] | None = None) -> list[LinkStage]:
-        """The stages of all links between a region and those of `rest` (all). Raises `P2PSyncError` if it is none."""
+        """Returns the stages of all links between a region and those of `rest` (None: all). Raises `P2PSyncError` if it
+        is unknown."""
         if region not in self.regions:
             raise P2PSyncError(f"{region!r} is no region of this network; regions are {', '.join(self.regions)}")
         i = self.regions.index(region)
@@ -81,12 +83,12 @@ class RouterLayout(msgspec.Struct, frozen=True):
 
 
 def address_of(number: int) -> str:
-    """The address of the host with this number."""
+    """Returns the address of the host with this number."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 
 
 def make_layout(topology: Topology) -> RouterLayout:
-    """Number the hosts and links of a topology. Raises `P2PSyncError` for more hosts than one machine emulates."""
+    """Numbers the hosts and links of a topology. Raises `P2PSyncError` for more hosts than one machine emulates."""
     hosts = topology.hosts
     if len(hosts) > MAX_HOSTS:
         raise P2PSyncError(f"{len(hosts)} hosts: the emulator takes up to {MAX_HOSTS}; `p2psync sim` takes more")
@@ -107,13 +109,13 @@ def make_layout(topology: Topology) -> RouterLayout:
 
 
 def _barred(topology: Topology) -> list[tuple[int, int]]:
-    """Who cannot dial whom, by their numbers."""
-    called = [{host, region} for host, region in topology.hosts]
+    """Returns the pairs of host numbers of which the first cannot dial the second."""
+    names = [{host, region} for host, region in topology.hosts]
     closed = [not topology.dialable(host, region) for host, region in topology.hosts]
     return [
         (i, j)
-        for i, one in enumerate(called)
-        for j, other in enumerate(called)
+        for i, one in enumerate(names)
+        for j, other in enumerate(names)
         if i != j and (closed[j] or any(a in one and b in other for a, b in topology.blocked))
     ]
 

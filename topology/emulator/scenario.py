@@ -1,4 +1,4 @@
-"""Commands in an emulated network's hosts, and the events of its topology file, each at its time."""
+"""Runs commands in an emulated network's hosts, and the events of its topology file at their times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.topology.emulator import runs
 from p2psync.topology.emulator.network import EmulatedNetwork
 from p2psync.topology.events import NetworkEvent
 
-#: How often it is looked whether a process has ended: the exactness of an event's time.
+#: Seconds between checks for ended processes and due events: the accuracy of an event's time.
 _POLL_SECONDS = 0.005
 
 #: Starts a host's command.
@@ -22,7 +22,8 @@ Start = Callable[[str], "subprocess.Popen[Any]"]
 
 @dataclass
 class CommandOutcome:
-    """What became of a host's command. code: its exit status, negative for a signal. killed: by an event or the end."""
+    """The outcome of a host's command. code: its exit status, negative for a signal. killed: by an event or at
+    the end."""
 
     host: str
     code: int | None = None
@@ -31,11 +32,10 @@ class CommandOutcome:
 
 @dataclass
 class Scenario:
-    """Run commands and events on a network: `Scenario(network, events, start).play()`.
+    """Runs commands and events on a network: `Scenario(network, events, start).play()`.
 
-    start(host) starts a host's command; hosts with a `join` event start then, others at once. hosts: the only ones that
-    run anything, if any are named; nobody else joins. notice: told of every event as it happens, by its text and its
-    time in seconds.
+    start(host) starts a host's command; hosts with a `join` event start at its time, others at once. hosts: if not
+    empty, only these run commands. notice: called for every event as it happens, with its text and its time in seconds.
     """
 
     network: EmulatedNetwork
@@ -46,9 +46,10 @@ class Scenario:
     outcomes: list[CommandOutcome] = field(default_factory=list)
 
     def play(self, seconds: float | None = None) -> list[CommandOutcome]:
-        """Until all commands have ended and none is still to join, or for so long; then kill what is left.
+        """Runs until all commands have ended and all hosts have joined, or for `seconds`; then kills the rest. Returns
+        all outcomes.
 
-        Raises `P2PSyncError` as soon as the network is gone: commands could wait for each other without end.
+        Raises `P2PSyncError` as soon as the network is gone, because commands could wait for each other forever.
         """
         begin = time.monotonic()
         hosts = self.hosts or self.network.hosts
@@ -73,7 +74,7 @@ class Scenario:
                     raise runs.has_died()
                 time.sleep(_POLL_SECONDS)
         finally:
-            # An interrupt may have come just after a host's process was made.
+            # An interrupt may arrive just after a host's process was started.
             for outcome in self.outcomes:
                 if outcome.code is None:
                     self._kill(outcome.host)
@@ -87,7 +88,7 @@ class Scenario:
         try:
             self._running[host] = (self.start(host), outcome)
         except Exception:
-            self.outcomes.remove(outcome)  # nothing was made, so nothing is to be killed
+            self.outcomes.remove(outcome)  # no process was started, so none must be killed
             raise
 
     def _kill(self, host: str) -> None:
@@ -112,7 +113,7 @@ class Scenario:
 
 
 def change_network(network: EmulatedNetwork, event: NetworkEvent) -> None:
-    """What an event does to a network's links. Raises `P2PSyncError`."""
+    """Applies an event to a network's links. Raises `P2PSyncError`."""
     if event.kind == "degrade" and event.link is not None:
         network.set_link(*event.link, rate=event.rate, delay_ms=event.delay_ms, loss=event.loss)
     elif event.kind == "degrade" and event.host is not None:
@@ -126,7 +127,7 @@ def change_network(network: EmulatedNetwork, event: NetworkEvent) -> None:
         if event.kind == "restore" and not _targets(event):
             network.restore()
     else:
-        raise P2PSyncError(f"{describe(event)}: that happens to processes, not to links")
+        raise P2PSyncError(f"{describe(event)}: this event concerns processes, not links")
 
 
 def _targets(event: NetworkEvent) -> list[tuple[str, ...]]:
@@ -136,7 +137,7 @@ def _targets(event: NetworkEvent) -> list[tuple[str, ...]]:
 
 
 def describe(event: NetworkEvent) -> str:
-    """An event for people: `degrade eu–us to 10 Mbit/s`."""
+    """Returns an event for people: `degrade eu–us to 10 Mbit/s`."""
     what = " ".join("–".join(ends) for ends in _targets(event))
     values: Iterable[str] = (
         f"{value:g} {unit}".strip()

@@ -1,4 +1,4 @@
-"""The hub of a fluid swarm: who is a member, and when which plan is made and reaches whom."""
+"""The hub of a fluid swarm: tracks members, and makes and distributes plans."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import make_plan, replan
 
-#: Virtual seconds that a plan takes to make: so many for each member. (What it takes here is no part of virtual time,
-#: or no run would be like another.)
+#: Virtual seconds that a plan takes per member. The real time is left out, so that equal seeds give equal runs.
 PLAN_SECONDS_PER_MEMBER = 0.0005
 
 
 class FluidHub:
-    """Plans from what is believed of the members' network, when the hub's keeper says. tell: gives a node its plan."""
+    """Plans for the members' assumed network when the hub's scheduler says so. tell: sends a node its plan."""
 
     def __init__(self, network: Network, clock: VirtualClock, tell: Callable[[str, NodePlan], None]) -> None:
         self._network, self._clock, self._tell = network, clock, tell
@@ -32,11 +31,11 @@ class FluidHub:
         self._members: dict[str, Member] = {}
         self._wake = float("inf")
         self.plan: Plan | None = None
-        #: CPU seconds that each plan took here.
+        #: CPU seconds that each plan took on this machine.
         self.planning: list[float] = []
 
     def begin(self, names: list[str]) -> Plan:
-        """These are members from the beginning; returns the plan for them."""
+        """Registers the initial members; returns the plan for them."""
         for name in names:
             self._members[name] = _member(name, name == self._trainer)
         self._keeper.members_changed(0, -10.0)
@@ -46,7 +45,7 @@ class FluidHub:
         return plan
 
     def joined(self, name: str) -> None:
-        """A node is a member."""
+        """Adds a member."""
         self._members[name] = _member(name, name == self._trainer)
         self._changed()
 
@@ -56,7 +55,7 @@ class FluidHub:
             self._changed()
 
     def network_changed(self, network: Network) -> None:
-        """The network was found to have changed into this one, of the same nodes."""
+        """The hub learned that the network changed into this one, of the same nodes."""
         self._network = network
         self._changed()
 

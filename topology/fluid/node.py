@@ -1,4 +1,4 @@
-"""A node of the fluid network: the swarm's core, its connections, and what it holds."""
+"""A node of the fluid network: the swarm's core, its connections, and the chunks that it holds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from p2psync.topology.fluid.payload import Payload
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 
 _NEVER = float("inf")
-#: A node reads what others say to hold so often (seconds); whatever else it hears, it has read that before. To look at
-#: each of thousands of nodes for one such message at a time is what a simulation would spend half its time on.
+#: Seconds between two reads of queued HAVE messages; any other message makes the node read them first. Handling each
+#: HAVE on its own would take half of a simulation's time.
 HAVE_READ_SECONDS = 0.02
 
 
 class NodeListener(Protocol):
-    """Whom a node tells what became of it."""
+    """Receives a node's events."""
 
     def saved(self, node: FluidNode, id: bytes, size: int) -> None:
-        """A node holds a chunk more."""
+        """A node saved another chunk."""
 
     def completed(self, node: FluidNode, id: bytes) -> None:
-        """A node holds all of a manifest."""
+        """A node holds all chunks of a manifest."""
 
     def banned(self, node: FluidNode, peer: str) -> None:
-        """A node hangs up on a peer."""
+        """A node bans a peer and closes the connection."""
 
 
 class FluidNode:
@@ -51,33 +51,33 @@ class FluidNode:
         self.name, self.index, self.region, self.swarm = name, index, region, swarm
         self._clock, self._net, self._listener = clock, net, listener
         self._wake = _NEVER
-        # News that came and have not been read, with who sent each.
+        # Received HAVE messages that the core has not read, each with its sender.
         self._pending_haves: list[tuple[str, HaveMore]] = []
         self.joined = clock.now
         self.alive = True
-        #: Takes everything and passes nothing on.
+        #: Whether the node receives everything and sends no chunk.
         self.silent = False
         self.pipes: dict[str, Pipe] = {}
         self.plan: NodePlan | None = None
         self.payloads: dict[bytes, Payload] = {}
 
-    # ---- what happens to it ----------------------------------------------------------------------------------------
+    # ---- inputs ----------------------------------------------------------------------------------------
 
     def begin(self, payload: Payload, *, holds: bool = False) -> None:
-        """Exchange a payload: fetch it, or hold all of it."""
+        """Starts exchanging a payload: fetches it, or holds all of it."""
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         held, wanted = (payload.every, payload.none) if holds else (payload.none, payload.every)
         self.swarm.begin(payload.id, payload.manifest, held, wanted, self._clock.now)
         self.drain()
 
     def end(self, payload: Payload) -> None:
-        """Exchange a payload no longer."""
+        """Stops exchanging a payload."""
         if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
             self.swarm.end(payload.id)
             self.drain()
 
     def follow(self, plan: NodePlan) -> None:
-        """This is the plan now."""
+        """Sets the plan."""
         self.plan = plan
         self.swarm.follow(plan, self._clock.now)
         self.drain()
@@ -89,7 +89,7 @@ class FluidNode:
         self.drain()
 
     def peer_down(self, pipe: Pipe) -> None:
-        """The peer at the end of this pipe is seen to be gone."""
+        """The peer at the end of this pipe is gone."""
         if self.alive and self.pipes.get(pipe.target.name) is pipe:
             del self.pipes[pipe.target.name]
             self.swarm.peer_down(pipe.target.name, self._clock.now)
@@ -121,10 +121,10 @@ class FluidNode:
         for sender, message in haves:
             self.swarm.receive(sender, message, self._clock.now)
 
-    # ---- what it does ----------------------------------------------------------------------------------------------
+    # ---- outputs ----------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Carry out what the core decided, and see when it must be woken."""
+        """Carries out the core's actions, and schedules its next wake-up."""
         swarm = self.swarm
         while actions := swarm.actions():
             outgoing: dict[float, list[tuple[Pipe, Control]]] = {}

@@ -1,4 +1,4 @@
-"""What a simulated swarm came to: what `p2psync sim swarm` reports."""
+"""The results of a simulated swarm: the report of `p2psync sim swarm`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from p2psync.topology.fluid.trace import Trace, quantile
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan, predicted_makespan
 
-#: Links named in a report, the busiest first.
+#: Links that a report names, the busiest first.
 _LINKS = 20
 
 
 class FirstPlanFigures(msgspec.Struct, frozen=True):
-    """The first plan. rate: Mbit/s. makespan: what the planner predicts (seconds). cpu: seconds to make it."""
+    """The first plan. rate: Mbit/s. makespan: the planner's prediction (seconds). cpu: seconds to make it."""
 
     trees: int
     depth: int
@@ -33,8 +33,8 @@ class FirstPlanFigures(msgspec.Struct, frozen=True):
 class VersionFigures(msgspec.Struct, frozen=True):
     """One payload. Seconds: `published` from the start, others from then on; None: nobody got it.
 
-    receivers: nodes that lived when it was published and did to the end; missed: those of them that never had it,
-    because a later one took its place. ratio: `last` as a multiple of the bound.
+    receivers: nodes that lived from its publication to the end. missed: those of them that never had it, because a
+    later payload replaced it. ratio: `last` as a multiple of the bound.
     """
 
     version: int
@@ -48,7 +48,7 @@ class VersionFigures(msgspec.Struct, frozen=True):
 
 
 class LinkFigures(msgspec.Struct, frozen=True):
-    """A link between regions: copies of a payload that crossed it, and the share of its rate that was used."""
+    """A link between regions: copies of a payload that crossed it, and its utilisation."""
 
     name: str
     copies: float
@@ -56,7 +56,7 @@ class LinkFigures(msgspec.Struct, frozen=True):
 
 
 class ChurnFigures(msgspec.Struct, frozen=True):
-    """left, joined: nodes. p50, p99, last: seconds from joining to the newest payload, of those still there."""
+    """left, joined: nodes. p50, p99, last: seconds from joining to the newest payload, of the joiners that stayed."""
 
     left: int
     joined: int
@@ -66,7 +66,7 @@ class ChurnFigures(msgspec.Struct, frozen=True):
 
 
 class SampleFigures(msgspec.Struct, frozen=True):
-    """One moment: see `trace.Sample`. busiest: the used share of the busiest link's rate."""
+    """One sample: see `trace.TraceSample`. busiest: the utilisation of the busiest link."""
 
     time: float
     version: int
@@ -77,11 +77,11 @@ class SampleFigures(msgspec.Struct, frozen=True):
 class SwarmFigures(msgspec.Struct, frozen=True):
     """Seconds, bytes, Mbit/s. Copies are of one payload, means over all that were published.
 
-    bound: seconds that no plan can beat, headers and churn not counted. copies_into: into one region over all links,
-    the trainer's own left out: the most of all regions, and the mean; where a region's uplinks together cannot serve
-    all its nodes, it needs more than one. wasted: share of received bytes that were of no use.
-    unfinished: live nodes without the newest payload at the end. cpu: of the run, planning not counted. planning: of
-    each plan. trace: a fingerprint of all that happened, equal for equal seeds.
+    bound: seconds that no plan can beat, headers and churn not counted. copies_into: copies into one region over all
+    links, except the trainer's region: the highest of all regions, and the mean; a region whose uplinks cannot serve
+    all its nodes needs more than one. wasted: share of received bytes that were not needed. unfinished: live nodes
+    without the newest payload at the end. cpu: of the run, without planning. planning: CPU seconds of each plan. trace:
+    a fingerprint of all events, equal for equal seeds.
     """
 
     actors: int
@@ -118,9 +118,9 @@ class SwarmFigures(msgspec.Struct, frozen=True):
 def simulate(
     network: Network, options: FluidOptions, *, churn: float = 0.0, idle_hosts: frozenset[str] = frozenset()
 ) -> tuple[SwarmFigures, Trace]:
-    """Run a swarm. churn: share of nodes that leave, and as many that join, a minute, until the last payload is due.
+    """Runs a swarm. churn: share of nodes that leave, and as many that join, per minute, until the last payload is due.
 
-    The same arguments give the same figures, but for the CPU seconds. Raises `UsageError`.
+    Equal arguments give equal figures, except CPU seconds. Raises `UsageError`.
     """
     swarm = FluidSwarm(network, options, idle_hosts)
     swarm.start()
@@ -148,7 +148,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
             predicted_makespan(first, network, options.payload_bytes, options.chunk_bytes),
             swarm.hub.planning[0],
         )
-    # What stands for a payload here: the last chunk's rest is left out.
+    # Simulated bytes of all payloads; the remainder of the last chunk is left out.
     whole = swarm.payloads[0].nbytes * options.versions / SCALE
     received = sum(node.swarm.received_bytes for node in swarm.nodes)
     seconds = swarm.clock.now
@@ -226,7 +226,7 @@ def _version(swarm: FluidSwarm, place: int, least: float) -> VersionFigures:
 def _churned(swarm: FluidSwarm, churning: Churn) -> ChurnFigures:
     newest = swarm.trace.finished.get(len(swarm.payloads), {})
     published = swarm.published[-1][0]
-    # Who was there when the newest came has waited since then.
+    # Nodes that had joined before the newest payload count from its publication.
     times = [newest[name] - max(at, published) for name, at in churning.joined.items() if name in newest]
     return ChurnFigures(
         churning.left, churning.joins, quantile(times, 0.5), quantile(times, 0.99), quantile(times, 1.0)
@@ -234,7 +234,7 @@ def _churned(swarm: FluidSwarm, churning: Churn) -> ChurnFigures:
 
 
 def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
-    """What matters most, as (label, text)."""
+    """Returns the main figures as (label, text)."""
     chunks = figures.payload_bytes // figures.chunk_bytes
     lines = [
         ("swarm", f"{figures.actors} actors in {figures.regions} regions, {figures.peers:.1f} peers each at the end"),
@@ -277,7 +277,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
 
 def _version_line(version: VersionFigures) -> str:
     if version.last is None:
-        return f"nobody of {version.receivers} has it"
+        return f"none of {version.receivers} nodes has it"
     missed = f"; {version.missed} skipped it" if version.missed else ""
     return (
         f"p50 {version.p50:.2f} s, p99 {version.p99:.2f} s, last {version.last:.2f} s = {version.ratio:.2f} × the bound"

@@ -1,4 +1,4 @@
-"""A flow-level network: uplinks, region links and downlinks that take turns in order, and connections over them."""
+"""A flow-level network: uplinks, region links and downlinks as FIFO servers, and connections over them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.payload import SCALE
 from p2psync.topology.network import Network
 
-#: TCP/IP and frames: bytes on the wire for each byte of a chunk.
+#: Bytes on the wire per byte of a chunk, for TCP/IP headers and frames.
 HEADERS = 1.04
 #: One-way delay of the hosts themselves (seconds).
 _HOST_DELAY = 0.0002
@@ -24,14 +24,15 @@ class PipeEnd(Protocol):
     alive: bool
 
     def flushed(self, peer: str, size: int) -> None:
-        """`size` bytes of chunks for this peer have left."""
+        """`size` bytes of chunks for this peer have left the uplink."""
 
     def receive(self, sender: str, message: Message) -> None:
-        """A message came."""
+        """A message arrived."""
 
 
 class LinkServer:
-    """Passes one thing after another. rate: bytes a second. free: when the last of them is through. nbytes: so far."""
+    """A link as a FIFO server. rate: bytes a second. free: when everything accepted so far is through. nbytes: bytes so
+    far."""
 
     __slots__ = ("free", "nbytes", "rate")
 
@@ -41,7 +42,7 @@ class LinkServer:
         self.nbytes = 0.0
 
     def take(self, size: float, now: float) -> float:
-        """Something of so many bytes comes; returns when it is through."""
+        """Accepts this many bytes; returns when they are through."""
         self.nbytes += size
         self.free = (self.free if self.free > now else now) + size / self.rate
         return self.free
@@ -89,18 +90,18 @@ class Pipe:
 
     @property
     def open(self) -> bool:
-        """Whether both ends live."""
+        """Whether both ends are alive."""
         return self.source.alive and self.target.alive
 
 
 class FluidNetwork:
-    """The servers of a network, and what is under way in them.
+    """The servers of a network, and the chunks in flight.
 
-    Chunks take turns; control messages, some bytes each, take the delay alone.
+    Chunks queue in order; control messages, a few bytes each, take only the delay.
     """
 
     def __init__(self, network: Network, clock: VirtualClock, buffer: float) -> None:
-        """buffer: seconds that a connection's chunks may wait for its narrowest link, if a round trip is not longer."""
+        """buffer: seconds that a connection's chunks may queue at its slowest link; at least one round trip."""
         self._network = network
         self._clock = clock
         self._buffer = buffer
@@ -112,11 +113,11 @@ class FluidNetwork:
         self.messages = 0
 
     def delay(self, i: int, j: int) -> float:
-        """Seconds from node i to node j."""
+        """Returns the seconds from node i to node j."""
         return self._delays[self._regions[i]][self._regions[j]]
 
     def pipe(self, source: PipeEnd, i: int, target: PipeEnd, j: int) -> Pipe:
-        """A connection from node i to node j, in this direction."""
+        """Returns a connection from node i to node j, in this direction."""
         link = self._link(self._regions[i], self._regions[j])
         up, down, delay = self.up[i], self.down[j], self.delay(i, j)
         rate = min(up.rate, down.rate, link.rate if link is not None else up.rate)
@@ -124,7 +125,7 @@ class FluidNetwork:
         return Pipe(source, target, up, link, down, delay, window)
 
     def narrow(self, a: int, b: int, left: float) -> None:
-        """The link from one region to another keeps such a share of its rate; what is on its way there stays so."""
+        """The link from one region to another keeps this share of its rate; chunks in flight are not affected."""
         link = self._link(a, b)
         if link is not None:
             link.rate *= left
@@ -141,7 +142,7 @@ class FluidNetwork:
     # ---- control ---------------------------------------------------------------------------------------------------
 
     def send_control(self, delay: float, batch: list[tuple[Pipe, Control]]) -> None:
-        """Control messages over pipes of the same delay."""
+        """Sends control messages over pipes of equal delay."""
         self.messages += len(batch)
         self._clock.after(delay, self._deliver_control, batch)
 
@@ -153,14 +154,15 @@ class FluidNetwork:
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
     def send(self, pipe: Pipe, chunk: Chunk) -> None:
-        """A chunk, as soon as the connection has room. The source is told when its uplink has passed it."""
-        if pipe.waiting or not self._has_room(pipe):
+        """Sends a chunk as soon as the connection's window admits it. The source learns when its uplink has
+        passed it."""
+        if pipe.waiting or not self._admits(pipe):
             pipe.waiting.append(chunk)
             self._retry_later(pipe)
         else:
             self._launch(pipe, chunk)
 
-    def _has_room(self, pipe: Pipe) -> bool:
+    def _admits(self, pipe: Pipe) -> bool:
         acks, now = pipe.acks, self._clock.now
         while acks and acks[0][0] <= now:
             pipe.in_flight -= acks.popleft()[1]
@@ -173,7 +175,7 @@ class FluidNetwork:
 
     def _retry(self, pipe: Pipe) -> None:
         pipe.retrying = False
-        while pipe.waiting and self._has_room(pipe):
+        while pipe.waiting and self._admits(pipe):
             self._launch(pipe, pipe.waiting.popleft())
         self._retry_later(pipe)
 
