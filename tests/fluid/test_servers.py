@@ -47,13 +47,13 @@ def run(clock: VirtualClock, until: float = 100.0) -> None:
     clock.run(until, lambda: False)
 
 
-def test_a_server_passes_one_thing_after_another() -> None:
+def test_a_server_is_fifo() -> None:
     server = LinkServer(8 * SCALE / 1e6 * 1000)
     assert [server.take(1000, 0.0), server.take(1000, 0.5), server.take(1000, 5.0)] == [1.0, 2.0, 6.0]
     assert server.nbytes == 3000
 
 
-def test_a_chunk_takes_its_turn_on_each_link_and_the_delay() -> None:
+def test_a_chunk_queues_on_each_link_and_takes_the_delay() -> None:
     clock, net, here, there, pipe = pair(rate=50)
     net.send(pipe, CHUNK)
     net.send(pipe, CHUNK)
@@ -64,7 +64,7 @@ def test_a_chunk_takes_its_turn_on_each_link_and_the_delay() -> None:
     assert [when for when, _ in there.came] == pytest.approx([first, first + 2 * TURN])
 
 
-def test_a_slow_link_is_felt_by_the_sender_and_stays_full() -> None:
+def test_a_slow_link_limits_the_sender_and_stays_full() -> None:
     clock, net, here, there, pipe = pair(rate=10, buffer=0.1)
     for _ in range(100):
         net.send(pipe, CHUNK)
@@ -96,7 +96,7 @@ def test_control_messages_take_the_delay_alone() -> None:
     assert [message for _, message in there.came] == [Ping(1)]
 
 
-def test_what_is_under_way_to_or_from_a_node_that_ended_is_lost() -> None:
+def test_chunks_in_flight_to_or_from_a_crashed_node_are_lost() -> None:
     for dies in (0, 1):
         clock, net, here, there, pipe = pair(rate=10)
         for _ in range(20):

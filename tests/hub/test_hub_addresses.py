@@ -76,7 +76,9 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 @pytest.mark.parametrize("silent", [SILENT_V4, SILENT_V6])
-def test_a_hub_is_reached_past_a_silent_address_of_its_name(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+def test_a_hub_is_reached_past_an_unresponsive_address_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
     named(monkeypatch, silent, "::1", "127.0.0.1")
 
     async def main() -> float:
@@ -119,7 +121,7 @@ def test_a_hub_that_cannot_be_reached_is_named_with_its_port_and_the_cause(url: 
     assert "ssl:" not in message and "[Errno" not in message
 
 
-def test_a_name_whose_every_address_refuses_is_told_as_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_every_address_refuses_gives_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "127.0.0.1", "::1")
     message = inside(lambda: asyncio.run(failure("http://hub.test:9")))
     assert message == "the hub at http://hub.test:9 cannot be reached: Connection refused; is it running there?"

@@ -72,7 +72,7 @@ async def test_a_hub_that_is_not_there_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_a_hub_that_does_not_answer_is_given_up() -> None:
+async def test_a_hub_that_does_not_answer_times_out() -> None:
     async def silent(_request: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
@@ -107,7 +107,7 @@ async def test_an_endless_answer_is_cut_off() -> None:
         (500, b"\xff\xff"),
     ],
 )
-async def test_an_answer_that_no_hub_gives_is_named(status: int, body: bytes) -> None:
+async def test_a_reply_of_another_server_is_named(status: int, body: bytes) -> None:
     async def strange(_request: web.Request) -> web.Response:
         return web.Response(status=status, body=body, headers={"Location": "http://elsewhere:1"})
 

@@ -52,7 +52,7 @@ async def test_a_lease_that_is_not_renewed_ends(hub: HubService, client: HubClie
     assert (await client.view()).members == []
 
 
-async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clock) -> None:
+async def test_the_end_of_a_lease_wakes_long_polls_without_any_request(clock: Clock) -> None:
     service = HubService(HubConfig(trusted=TRUSTED, ttl=0.05))  # on the real clock: the alarm is what is tested
     port = await service.start("127.0.0.1", 0)
     async with HubClient(f"http://127.0.0.1:{port}") as client:
@@ -63,9 +63,7 @@ async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clo
     await service.stop()
 
 
-async def test_who_listens_is_told_of_renewals_and_of_every_end(
-    hub: HubService, client: HubClient, clock: Clock
-) -> None:
+async def test_listeners_receive_renewals_and_every_end(hub: HubService, client: HubClient, clock: Clock) -> None:
     ended: list[EndedLease] = []
     renewed: list[Member] = []
     hub.on_ended(ended.append)
@@ -81,7 +79,7 @@ async def test_who_listens_is_told_of_renewals_and_of_every_end(
     assert renewed == [Member(info=node(1), version=5)]
 
 
-async def test_members_that_come_together_wake_who_waits_few_times(hub: HubService, client: HubClient) -> None:
+async def test_simultaneous_joins_wake_long_polls_few_times(hub: HubService, client: HubClient) -> None:
     revision, answers = 0, 0
     async with asyncio.TaskGroup() as group:
         for number in range(60):
@@ -93,14 +91,14 @@ async def test_members_that_come_together_wake_who_waits_few_times(hub: HubServi
     assert answers < 60
 
 
-async def test_a_poller_that_hangs_up_is_not_waited_for(hub: HubService, client: HubClient) -> None:
+async def test_a_closed_long_poll_is_not_waited_for(hub: HubService, client: HubClient) -> None:
     poll = asyncio.create_task(client.view(hub.core.instance, 0, wait=30))
     await until(lambda: hub.waiting == 1)
     poll.cancel()
     await until(lambda: hub.waiting == 0)
 
 
-async def test_who_hangs_up_is_in_doubt_at_once_and_not_if_it_asks_again(hub: HubService, client: HubClient) -> None:
+async def test_a_closed_long_poll_raises_suspicion_until_the_next_poll(hub: HubService, client: HubClient) -> None:
     lease = (await client.join(node(1))).lease
     begun = hub.now()
     assert hub.core.next_expiry() == begun + 10
@@ -116,7 +114,7 @@ async def test_who_hangs_up_is_in_doubt_at_once_and_not_if_it_asks_again(hub: Hu
             assert hub.core.next_expiry() == ending
 
 
-async def test_a_poll_that_is_answered_leaves_no_doubt(hub: HubService, client: HubClient) -> None:
+async def test_an_answered_poll_raises_no_suspicion(hub: HubService, client: HubClient) -> None:
     lease = (await client.join(node(1))).lease
     await client.view(hub.core.instance, 1, wait=0.01, lease=lease)
     poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
@@ -139,7 +137,7 @@ async def test_a_change_of_versions_shows_after_a_while(hub: HubService, client:
     assert (await client.view()).members[0].version == 4
 
 
-async def test_what_a_node_says_of_itself_is_bounded(client: HubClient) -> None:
+async def test_a_nodes_description_is_bounded(client: HubClient) -> None:
     with pytest.raises(FormatError, match="region"):
         await client.join(node(1, region="r" * 65))
 
@@ -199,7 +197,7 @@ async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
 
 
 @pytest.mark.parametrize("members", [2, 257, 1000])
-async def test_who_comes_again_is_told_what_changed_however_many_members_there_are(
+async def test_a_returning_reader_gets_changes_whatever_the_number_of_members(
     hub: HubService, client: HubClient, members: int
 ) -> None:
     for number in range(members):

@@ -105,7 +105,7 @@ async def test_a_node_gets_its_part_and_waiting_nodes_are_woken() -> None:
         assert planner.threads.isdisjoint({threading.get_ident()})
 
 
-async def test_only_who_holds_a_lease_is_told_of_the_plan() -> None:
+async def test_only_lease_holders_get_a_plan() -> None:
     async with planning(StarPlanner()) as client:
         await client.join(node(0, node=TRAINER))
         await client.join(node(1))
@@ -121,7 +121,7 @@ async def test_a_hub_without_a_planner_says_that_there_is_none(client: HubClient
         await client.plan(lease)
 
 
-async def test_measures_reach_the_planner_and_hostile_ones_do_not() -> None:
+async def test_statistics_reach_the_planner_and_hostile_ones_do_not() -> None:
     async with planning(planner := StarPlanner()) as client:
         await client.join(node(0, node=TRAINER))
         lease = (await client.join(node(1))).lease
@@ -133,7 +133,7 @@ async def test_measures_reach_the_planner_and_hostile_ones_do_not() -> None:
             await shown(client, len(planner.tasks) + 1)
 
 
-async def test_while_a_plan_is_made_nobody_waits_and_no_second_one_is_begun() -> None:
+async def test_planning_blocks_no_request_and_no_second_plan_is_begun() -> None:
     go = threading.Event()
     async with planning(planner := StarPlanner(before=lambda: assert_set(go))) as client:
         await client.join(node(0, node=TRAINER))
@@ -163,7 +163,7 @@ async def test_until_the_planner_is_warm_there_is_no_plan_and_stopping_does_not_
     go.set()
 
 
-async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_plan_is_reported_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2psync.membership.planning.RETRY_MIN_SECONDS", 0.01)
 
     def fail() -> None:
@@ -178,7 +178,7 @@ async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch:
     assert troubles == ["no new plan, the last one stays in use: ArithmeticError: cannot plan this"]
 
 
-async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned() -> None:
+async def test_a_diagnostic_is_reported_once_over_several_plans() -> None:
     troubles: list[str] = []
     planner = StarPlanner()
     planner.odd = True
@@ -192,7 +192,7 @@ async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned(
     assert len({line.split()[0] for line in troubles}) == 2
 
 
-async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:
+async def test_a_member_outside_the_plan_gets_an_empty_part() -> None:
     go = threading.Event()
     go.set()
     async with planning(StarPlanner(before=lambda: assert_set(go))) as client:
@@ -208,9 +208,7 @@ async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:
 # how small the answer is
 
 
-async def test_the_answer_that_all_wait_for_is_small_however_much_is_announced(
-    hub: HubService, client: HubClient
-) -> None:
+async def test_the_view_stays_small_however_much_is_announced(hub: HubService, client: HubClient) -> None:
     for number in range(12):
         await client.join(node(number, region="europe-west"))
     token = (await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)).token
@@ -231,9 +229,7 @@ async def test_the_answer_that_all_wait_for_is_small_however_much_is_announced(
     assert len(newest) > 3000 and len(answer) < 14_000
 
 
-async def test_those_who_know_the_same_share_one_encoding_and_others_get_theirs(
-    hub: HubService, client: HubClient
-) -> None:
+async def test_readers_of_one_revision_share_one_encoding(hub: HubService, client: HubClient) -> None:
     token = (await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)).token
     revisions = [await client.announce(token, [manifest(v, v - 1 if v else None)]) for v in range(12)]
     instance = hub.core.instance
@@ -255,7 +251,7 @@ async def test_those_who_know_the_same_share_one_encoding_and_others_get_theirs(
     assert (await get(revisions[-3]))[0] is not behind
 
 
-async def test_who_does_not_take_packed_answers_gets_json(hub: HubService, url: str) -> None:
+async def test_a_client_without_zstd_gets_json(hub: HubService, url: str) -> None:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         async with session.get(f"{url}/v1/view", headers={"Accept-Encoding": "identity"}) as answer:
             assert "Content-Encoding" not in answer.headers
@@ -265,7 +261,7 @@ async def test_who_does_not_take_packed_answers_gets_json(hub: HubService, url: 
             assert unpack(await answer.read(), 10_000).startswith(b"{")
 
 
-def test_a_packed_answer_is_bounded_before_it_is_unpacked() -> None:
+def test_a_packed_reply_is_bounded_before_it_is_unpacked() -> None:
     assert unpack(pack(b"x" * 1000), 1000) == b"x" * 1000
     assert unpack(b"{}", 1) == b"{}"
     bomb = pack(bytes(50_000_000))

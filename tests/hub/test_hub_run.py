@@ -55,7 +55,7 @@ async def test_a_poll_that_is_behind_is_answered_at_once(hub: HubService, client
         assert (await client.view("another", 99, wait=30)).head == 0
 
 
-async def test_small_manifests_ride_in_the_view_and_large_ones_are_fetched(client: HubClient) -> None:
+async def test_small_manifests_are_inlined_and_large_ones_are_fetched(client: HubClient) -> None:
     small, large = manifest(0), manifest(1, 0, tensors=2500)
     assert len(large) > 64 << 10
     await client.announce(await claim(client), [small, large])
@@ -98,7 +98,7 @@ async def test_a_later_epoch_fences_the_earlier(client: HubClient) -> None:
     await client.announce(later, [manifest(0, epoch=2)])
 
 
-async def test_a_hub_tells_people_when_another_run_has_it() -> None:
+async def test_a_hub_reports_a_change_of_runs() -> None:
     reported: list[str] = []
     service = HubService(HubConfig(trusted=TRUSTED), on_trouble=reported.append)
     await service.start("127.0.0.1", 0)
@@ -127,7 +127,7 @@ async def test_a_forged_signature_is_refused(client: HubClient) -> None:
         await client.post("/v1/claim", forged, Claimed)
 
 
-async def test_an_overheard_claim_is_worth_nothing(client: HubClient, clock: Clock) -> None:
+async def test_an_overheard_claim_is_refused(client: HubClient, clock: Clock) -> None:
     overheard = await signed(client)
     await client.post("/v1/claim", overheard, Claimed)
     with pytest.raises(TrustError, match="nonce"):

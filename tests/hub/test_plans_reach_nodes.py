@@ -95,7 +95,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_each_gets_its_part_after_joins_and_a_new_one_after_a_leave(tmp_path: Path) -> None:
+async def test_nodes_get_their_part_after_joins_and_a_new_one_after_a_leave(tmp_path: Path) -> None:
     async with swarm(tmp_path) as made:
         for number in range(5):
             await made.add(number, listen=number != 3)
@@ -112,7 +112,7 @@ async def test_each_gets_its_part_after_joins_and_a_new_one_after_a_leave(tmp_pa
         assert not [event for event in made.events if isinstance(event, Trouble)]
 
 
-async def test_what_a_node_measures_changes_the_plan(tmp_path: Path) -> None:
+async def test_a_nodes_statistics_change_the_plan(tmp_path: Path) -> None:
     async with swarm(tmp_path) as made:
         for number in range(5):
             await made.add(number)

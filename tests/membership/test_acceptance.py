@@ -27,7 +27,7 @@ def begun(versions: int = 1) -> Acceptance:
     return acceptance
 
 
-def test_a_version_that_all_actors_refuse_is_given_up_on_once() -> None:
+def test_a_version_rejected_by_all_actors_is_given_up_once() -> None:
     acceptance = begun(2)
     refusing = [member("a", 0, refused=1), member("b", 0, refused=1), member("t", 1, role="trainer")]
     assert acceptance.check(refusing, 1.0) == "version 1 is run by none of 2 actors, 2 found other bits than signed"
@@ -35,7 +35,7 @@ def test_a_version_that_all_actors_refuse_is_given_up_on_once() -> None:
     assert acceptance.check(refusing, 2.0) is None
 
 
-def test_one_refusal_waits_for_those_that_are_still_fetching() -> None:
+def test_one_rejection_waits_for_actors_that_still_fetch() -> None:
     acceptance = begun(2)
     members = [member("a", 0, refused=1), member("b", 0)]
     assert acceptance.check(members, 1.0) is None
@@ -43,14 +43,14 @@ def test_one_refusal_waits_for_those_that_are_still_fetching() -> None:
     assert acceptance.check(members, 1.0 + REFUSAL_WAIT_SECONDS) is not None
 
 
-def test_a_refusal_counts_for_nothing_once_another_actor_runs_the_version() -> None:
+def test_a_rejection_is_ignored_once_another_actor_runs_the_version() -> None:
     acceptance = begun(2)
     assert acceptance.check([member("a", 0, refused=1), member("b", 0)], 1.0) is None
     assert acceptance.check([member("a", 0, refused=1), member("b", 1)], 2.0) is None
     assert acceptance.settled
 
 
-def test_a_refusal_of_an_older_version_counts_while_nobody_runs_any_since() -> None:
+def test_a_rejection_of_an_older_version_counts_while_no_actor_runs_a_later_one() -> None:
     """Actors try again after growing pauses, while the trainer goes on publishing."""
     acceptance = begun(2)
     acceptance.published(position(2), 1.0)
@@ -58,19 +58,19 @@ def test_a_refusal_of_an_older_version_counts_while_nobody_runs_any_since() -> N
     assert acceptance.check([member("a", 0, refused=2)], 3.0) is not None
 
 
-def test_a_refusal_of_what_is_long_over_counts_for_nothing() -> None:
+def test_a_rejection_of_a_closed_version_is_ignored() -> None:
     acceptance = begun(3)
     assert acceptance.check([member("a", 1, refused=0)], 1e6 / 1e6) is None
     assert not acceptance.settled
 
 
-def test_relays_and_refusals_of_made_up_versions_count_for_nothing() -> None:
+def test_relays_and_rejections_of_unknown_versions_are_ignored() -> None:
     acceptance = begun(2)
     assert acceptance.check([member("r", 1, refused=1, role="relay"), member("a", 0, refused=200)], 100.0) is None
     assert not acceptance.settled
 
 
-def test_silence_is_no_refusal_before_a_long_time_and_where_nobody_ran_anything_yet() -> None:
+def test_silence_counts_only_after_a_long_wait_and_an_earlier_commit() -> None:
     acceptance = begun(2)
     silent = [member("a", 0)]
     assert acceptance.check(silent, COMMIT_WAIT_MIN_SECONDS - 1) is None
@@ -79,7 +79,7 @@ def test_silence_is_no_refusal_before_a_long_time_and_where_nobody_ran_anything_
     assert begun(1).check([member("a")], 1e6) is None
 
 
-def test_slow_links_are_given_ten_times_what_they_took_before() -> None:
+def test_slow_links_get_ten_times_their_longest_commit_time() -> None:
     acceptance = begun(1)
     assert acceptance.check([member("a", 0)], 50.0) is None
     acceptance.published(position(1), 100.0)
@@ -87,7 +87,7 @@ def test_slow_links_are_given_ten_times_what_they_took_before() -> None:
     assert acceptance.check([member("a", 0)], 100.0 + 500.0) is not None
 
 
-def test_an_anchor_of_a_version_that_was_given_up_on_does_not_begin_it_anew() -> None:
+def test_an_anchor_of_a_given_up_version_does_not_reopen_it() -> None:
     acceptance = begun(2)
     refusing = [member("a", 0, refused=1)]
     assert acceptance.check(refusing, 1.0) is not None
@@ -98,7 +98,7 @@ def test_an_anchor_of_a_version_that_was_given_up_on_does_not_begin_it_anew() ->
     assert acceptance.check([member("a", 0, refused=2)], 5.0) is not None
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_open_versions_are_bounded() -> None:
     acceptance = begun(1)
     for version in range(1, 3 * MAX_OPEN_VERSIONS):
         acceptance.published(position(version), 1.0)

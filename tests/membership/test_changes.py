@@ -64,7 +64,7 @@ events = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), max_size=60)
 
 @given(events=events)
 @settings(max_examples=150)
-def test_who_is_told_what_changed_knows_what_all_know(events: list[tuple[int, int]]) -> None:
+def test_merged_changes_equal_the_whole_view(events: list[tuple[int, int]]) -> None:
     swarm = Swarm()
     known = swarm.core.view()
     for what, number in events:
@@ -78,7 +78,7 @@ def test_who_is_told_what_changed_knows_what_all_know(events: list[tuple[int, in
     assert news is None or bare(merge_views(known, news)) == bare(swarm.core.view())
 
 
-def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
+def test_changes_have_constant_size_in_a_large_swarm() -> None:
     core = make_core()
     token = claim(core)
     announce(core, token, *[manifest(version, version - 1 if version else None) for version in range(100)])
@@ -94,7 +94,7 @@ def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
     assert len(msgspec.json.encode(news)) < 2500
 
 
-def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
+def test_a_reader_with_an_old_revision_or_none_gets_the_whole_view() -> None:
     core = make_core()
     assert core.changes(-1) is None and core.changes(1) is None
     token = claim(core)
@@ -108,7 +108,7 @@ def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
     assert token
 
 
-def test_changes_go_on_from_one_view_alone() -> None:
+def test_changes_apply_to_one_base_view_only() -> None:
     news = View(instance="hub", revision=5, since=4)
     for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
         with pytest.raises(FormatError, match="requests the whole view"):

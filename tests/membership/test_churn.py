@@ -89,13 +89,13 @@ def ask_and_fail(core: HubCore, number: int, leases: list[str], now: float) -> N
 
 
 @pytest.mark.parametrize("turn", [leave, expire, break_off, ask_and_fail])
-def test_who_was_there_once_takes_no_room_at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> None:
+def test_departed_members_leave_nothing_at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> None:
     held = at_the_hub(turn)
     filled = MAX_CHANGES // (2 * AT_A_TIME)  # rounds until as many changes are remembered as ever are
     assert max(held[filled + 4 :]) <= max(held[filled : filled + 4]) + 8 * AT_A_TIME
 
 
-def test_who_was_there_once_takes_no_room_at_a_node() -> None:
+def test_departed_members_leave_nothing_at_a_node() -> None:
     core, gauges = NodeCore(node(0), NodeConfig(), random.Random(1)), Gauges()
     held = []
     for number in range(ROUNDS):
@@ -119,7 +119,7 @@ def test_who_was_there_once_takes_no_room_at_a_node() -> None:
 
 
 @pytest.mark.parametrize("members", [1, 256, 257, 1000, 5000, 16384])
-def test_what_a_node_tells_and_a_hub_holds_is_bounded_in_a_swarm_of_any_size(members: int) -> None:
+def test_reports_and_hub_state_are_bounded_in_a_swarm_of_any_size(members: int) -> None:
     gauges = Gauges()
     gauges.most_told = most_paths(members)
     for number in range(members):

@@ -19,7 +19,7 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.transfer import pack_bitmap
 
 
-def test_a_renewal_says_how_fast_chunks_come_and_wakes_nobody() -> None:
+def test_a_renewal_reports_the_fetch_rate_and_wakes_nobody() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     revision, acknowledgements = core.revision, core.acknowledgements
@@ -31,7 +31,7 @@ def test_a_renewal_says_how_fast_chunks_come_and_wakes_nobody() -> None:
 
 
 @pytest.mark.parametrize("rate", [-1, 1 << 60])
-def test_a_rate_is_bounded(rate: int) -> None:
+def test_a_fetch_rate_is_bounded(rate: int) -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     core.renew(Renew(lease=lease, fetch_rate=5), now=1)
@@ -40,7 +40,7 @@ def test_a_rate_is_bounded(rate: int) -> None:
     assert core.expire(18.9) == []
 
 
-def test_the_status_carries_the_trainers_last_remark() -> None:
+def test_the_status_carries_the_trainers_last_note() -> None:
     core = make_core()
     token = claim(core)
     assert core.status(0, 0).note == ""
@@ -62,7 +62,7 @@ def test_announcements_name_their_profile() -> None:
     assert [a.profile for a in core.view().lineage] == ["fast"]
 
 
-def test_a_node_tells_the_rate_that_it_measured() -> None:
+def test_a_node_reports_its_measured_fetch_rate() -> None:
     core = NodeCore(node(1), NodeConfig(), random.Random(1))
     data = [bytes([i]) * 50_000 for i in range(30)]
     made = _manifest(data)

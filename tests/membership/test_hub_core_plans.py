@@ -69,7 +69,7 @@ def test_renewals_announcements_and_claims_of_the_same_trainer_make_none_due() -
     assert core.next_plan() == float("inf")
 
 
-def test_the_planner_is_told_whether_anything_is_on_its_way() -> None:
+def test_the_planner_learns_whether_chunks_are_in_flight() -> None:
     core, leases = planned_hub()
 
     def is_quiet(now: float, *versions: int) -> bool:
@@ -88,7 +88,7 @@ def test_the_planner_is_told_whether_anything_is_on_its_way() -> None:
     assert is_quiet(8, 0, 0), "the trainer has it anyway"
 
 
-def test_what_was_measured_while_chunks_flowed_is_planned_with_once_all_run_the_newest() -> None:
+def test_statistics_of_a_transfer_are_planned_with_once_all_run_the_newest_version() -> None:
     core, leases = planned_hub()
     announce(core, claim(core), manifest(0))
     core.renew(Renew(lease=leases[1], statistics=NodeStatistics(up=30.0)), now=5)
@@ -107,14 +107,14 @@ def test_what_was_measured_while_chunks_flowed_is_planned_with_once_all_run_the_
     assert core.next_plan() == float("inf"), "nobody told anything since"
 
 
-def test_measures_reach_the_planner() -> None:
+def test_statistics_reach_the_planner() -> None:
     core, leases = planned_hub()
     core.renew(Renew(lease=leases[1], statistics=NodeStatistics(up=30.0)), now=5)
     task = core.begin_plan(core.next_plan())
     assert task is not None and task.statistics == {node(2).node: NodeStatistics(up=30.0)}
 
 
-def test_a_new_plan_raises_the_revision_once_and_is_no_news_of_the_run() -> None:
+def test_a_new_plan_raises_the_revision_once_but_not_the_urgent_one() -> None:
     core, _ = planned_hub()
     revision, urgent_revision = core.revision, core.urgent_revision
     assert core.view().plan == 1
@@ -139,7 +139,7 @@ def test_a_failed_plan_leaves_the_last_one() -> None:
     assert core.next_plan() < float("inf")
 
 
-def test_each_member_gets_its_part_and_proves_that_it_is_one() -> None:
+def test_only_members_get_their_part_of_the_plan() -> None:
     core, leases = planned_hub()
     assert core.node_plan(leases[1], 2) == NodePlan(1, [], [1], [TreePosition(-1, [], 0, 1.0)])
     newcomer = core.join(Join(info=node(7)), lease=fresh(), now=2).lease
@@ -150,7 +150,7 @@ def test_each_member_gets_its_part_and_proves_that_it_is_one() -> None:
             core.node_plan(lease, 10.5)
 
 
-def test_before_the_first_plan_there_is_none_to_be_had() -> None:
+def test_before_the_first_plan_a_request_for_it_fails() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     assert core.view().plan == 0
@@ -166,7 +166,7 @@ def inlined(core: HubCore, known: int) -> list[int]:
     return [a.version for a in core.view(known).lineage if a.inline is not None]
 
 
-def test_who_comes_again_gets_only_manifests_that_it_has_not_seen() -> None:
+def test_a_returning_reader_gets_only_unseen_manifests() -> None:
     core = make_core()
     token = claim(core)
     revisions = [announce(core, token, manifest(0))]
@@ -182,7 +182,7 @@ def test_who_comes_again_gets_only_manifests_that_it_has_not_seen() -> None:
     assert core.new_manifests_after(revisions[2]) == 1
 
 
-def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_bytes() -> None:
+def test_manifests_inlined_for_a_returning_reader_are_bounded_in_number_and_bytes() -> None:
     core = make_core()
     token = claim(core)
     announce(core, token, manifest(0), *(manifest(v, v - 1) for v in range(1, 20)))
@@ -193,7 +193,7 @@ def test_what_rides_in_the_view_of_one_who_comes_again_is_bounded_in_number_and_
     assert len(inlined(tight, -1)) == 20
 
 
-def test_nodes_beside_the_trainer_are_planned_with_it_until_another_trainer_claims_the_run() -> None:
+def test_co_publishers_are_planned_with_the_trainer_until_another_trainer_claims_the_run() -> None:
     core = make_core()
     token = claim(core)
     for i in range(1, 6):
@@ -223,7 +223,7 @@ def members_of(task: object) -> list[str]:
     return [member.info.node for member in task.members]
 
 
-def test_who_breaks_off_and_does_not_come_back_is_planned_for_no_more() -> None:
+def test_a_suspected_member_that_does_not_return_leaves_the_plan() -> None:
     core, leases = planned_hub()
     core.suspect(leases[1], 2)
     core.expire(2)
@@ -243,7 +243,7 @@ def test_who_breaks_off_and_does_not_come_back_is_planned_for_no_more() -> None:
         core.plan_made(Book(4), 8)
 
 
-def test_who_breaks_off_and_asks_again_is_in_the_plan_all_the_time() -> None:
+def test_a_suspected_member_that_polls_again_stays_in_the_plan() -> None:
     core, leases = planned_hub()
     core.suspect(leases[1], 2)
     assert not core.heard_from(leases[1], 2.5)
@@ -251,7 +251,7 @@ def test_who_breaks_off_and_asks_again_is_in_the_plan_all_the_time() -> None:
     assert core.next_plan() == float("inf")
 
 
-def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
+def test_a_restarted_missing_node_is_planned_for_at_once() -> None:
     core, leases = planned_hub()
     core.suspect(leases[1], 2)
     core.expire(3)
@@ -261,7 +261,7 @@ def test_a_new_process_of_a_missing_node_is_planned_for_at_once() -> None:
     assert node(2).node in members_of(core.begin_plan(core.next_plan()))
 
 
-def test_a_lease_that_has_ended_is_in_no_doubt() -> None:
+def test_an_ended_lease_is_not_suspected() -> None:
     core, leases = planned_hub()
     core.suspect(leases[1], 2)
     core.leave(Leave(lease=leases[1]), now=2.1)

@@ -54,7 +54,7 @@ def renewed(body: bytes, trouble: FormatError | None = None) -> tuple[str, list[
 
 
 @given(extras=renewals)
-def test_a_lease_is_renewed_whatever_its_renewal_tells_besides(extras: dict[str, object]) -> None:
+def test_a_lease_is_renewed_whatever_else_its_renewal_holds(extras: dict[str, object]) -> None:
     _, reported, _ = renewed(msgspec.json.encode({"lease": LEASE} | extras))
     for known in reported:
         check_statistics(known)
@@ -62,7 +62,7 @@ def test_a_lease_is_renewed_whatever_its_renewal_tells_besides(extras: dict[str,
 
 
 @given(body=st.binary(max_size=200), cut=st.integers(0, 200))
-def test_a_renewal_that_is_damaged_behind_its_lease_renews_it(body: bytes, cut: int) -> None:
+def test_a_renewal_damaged_after_its_lease_renews_it(body: bytes, cut: int) -> None:
     whole = msgspec.json.encode(Renew(lease=LEASE, version=3, digest="ab" * 16, statistics=NodeStatistics(up=3.0)))
     first = msgspec.json.encode({"lease": LEASE})[:-1]
     for damaged in (first + body, whole[: len(first) + cut] + body, whole[: len(first) + cut]):
@@ -73,7 +73,7 @@ def test_a_renewal_that_is_damaged_behind_its_lease_renews_it(body: bytes, cut: 
 @given(
     typed=st.builds(NodeStatistics, figures, figures, st.lists(typed_paths, max_size=12)), version=st.integers(-5, 5)
 )
-def test_what_a_typed_renewal_tells_never_costs_its_lease(typed: NodeStatistics, version: int) -> None:
+def test_no_field_of_a_typed_renewal_costs_its_lease(typed: NodeStatistics, version: int) -> None:
     core = make_core(ttl=TTL)
     core.join(Join(info=node(1)), lease=LEASE, now=0.0)
     core.renew(Renew(lease=LEASE, version=version, statistics=typed), now=TTL - 1)
@@ -81,14 +81,14 @@ def test_what_a_typed_renewal_tells_never_costs_its_lease(typed: NodeStatistics,
 
 
 @pytest.mark.parametrize("count", [MAX_PATHS, MAX_PATHS + 1, 1000, 5000])
-def test_of_any_number_of_paths_as_many_are_taken_as_a_hub_holds(count: int) -> None:
+def test_paths_beyond_the_hubs_bound_are_dropped(count: int) -> None:
     reported = NodeStatistics(up=3.0, paths=[PathStatistics(f"{number:032x}", sent=1.0) for number in range(count)])
     refused, known, _ = renewed(msgspec.json.encode(Renew(lease=LEASE, version=3, statistics=reported)))
     assert known == [NodeStatistics(up=3.0, paths=reported.paths[:MAX_PATHS])]
     assert bool(refused) is (count > MAX_PATHS)
 
 
-def test_a_version_that_cannot_be_one_leaves_the_one_before() -> None:
+def test_an_impossible_version_keeps_the_earlier_one() -> None:
     core = make_core(ttl=TTL)
     core.join(Join(info=node(1), version=4, digest="ab" * 16), lease=LEASE, now=0.0)
     for body in ({"version": -1}, {"version": "five", "digest": "cd" * 16}, {"version": 5, "digest": None}):
@@ -101,6 +101,6 @@ def test_a_version_that_cannot_be_one_leaves_the_one_before() -> None:
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"[]", b'{"lease":3}', b'{"version":3,"lease":"a"', b'{"lease":"\\u0061"']
 )
-def test_who_does_not_say_which_lease_renews_none(body: bytes) -> None:
+def test_a_renewal_without_a_lease_is_refused(body: bytes) -> None:
     with pytest.raises(FormatError):
         parse_renewal(body)

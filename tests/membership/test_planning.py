@@ -73,7 +73,7 @@ def test_nothing_is_planned_before_anything_happens() -> None:
     assert keeper.begin(TRAINER, members(5), {}, 1e9) is None
 
 
-def test_a_plan_comes_soon_after_members_changed_but_not_at_once() -> None:
+def test_a_plan_is_due_soon_after_members_change_but_not_at_once() -> None:
     made = Keeper(4)
     made.change(10.0)
     assert 10.0 + SETTLE_SECONDS <= made.keeper.due < 10.0 + 2 * SETTLE_SECONDS
@@ -82,7 +82,7 @@ def test_a_plan_comes_soon_after_members_changed_but_not_at_once() -> None:
     assert task == PlanTask(TRAINER, made.members, {})
 
 
-def test_changes_that_come_together_make_one_plan_and_do_not_put_it_off() -> None:
+def test_simultaneous_changes_make_one_plan_without_postponing_it() -> None:
     made = Keeper(4)
     made.change(10.0)
     due = made.keeper.due
@@ -93,7 +93,7 @@ def test_changes_that_come_together_make_one_plan_and_do_not_put_it_off() -> Non
     assert made.keeper.due == float("inf")
 
 
-def test_the_more_members_the_longer_changes_wait_for_company() -> None:
+def test_changes_settle_longer_with_more_members() -> None:
     few, many, most = Keeper(2), Keeper(1000), Keeper(5000)
     for made in (few, many, most):
         made.change(0.0)
@@ -139,7 +139,7 @@ def test_a_payload_of_another_size_calls_for_another_plan() -> None:
     assert task is not None and task.payload == 2 << 20
 
 
-def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_makes_the_next() -> None:
+def test_changes_during_a_plan_make_the_next_one() -> None:
     made = Keeper()
     made.change(0.0)
     assert made.begin(1.0) is not None
@@ -151,7 +151,7 @@ def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_make
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.5, 1.5), (2.0, 3.0), (5.0, 5.0)])
-def test_after_a_plan_it_rests_for_some_times_as_long_and_after_a_long_one_as_long(took: float, rest: float) -> None:
+def test_the_pause_after_a_plan_is_a_multiple_of_its_time_up_to_a_limit(took: float, rest: float) -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0, took=took)
@@ -159,7 +159,7 @@ def test_after_a_plan_it_rests_for_some_times_as_long_and_after_a_long_one_as_lo
     assert made.keeper.due == ended + rest
 
 
-def test_where_trees_bring_nothing_any_more_it_rests_only_as_long_as_the_plan_took() -> None:
+def test_urgent_plans_pause_only_as_long_as_the_last_plan_took() -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0, took=1.0)
@@ -179,7 +179,7 @@ def test_where_trees_bring_nothing_any_more_it_rests_only_as_long_as_the_plan_to
     assert made.keeper.due == ended + 3.0, "what was told before is nothing new"
 
 
-def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> None:
+def test_substantial_changes_of_statistics_make_at_most_one_plan_a_second() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
@@ -192,7 +192,7 @@ def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> No
     assert made.keeper.due == pytest.approx(began + 5.0 + SETTLE_SECONDS)
 
 
-def test_as_a_version_begins_to_flow_measures_make_no_plan() -> None:
+def test_statistics_make_no_plan_just_after_an_announcement() -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0)
@@ -201,7 +201,7 @@ def test_as_a_version_begins_to_flow_measures_make_no_plan() -> None:
     assert made.keeper.due == ended + 5.0 + ANNOUNCE_SETTLE_SECONDS
 
 
-def test_the_more_plans_change_nothing_the_longer_measures_wait_for_the_next_one() -> None:
+def test_plans_that_change_nothing_lengthen_the_wait_for_the_next() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
@@ -219,7 +219,7 @@ def test_the_more_plans_change_nothing_the_longer_measures_wait_for_the_next_one
     assert made.keeper.due == began + REPLAN_MIN_SECONDS, "one that changed something may be followed soon"
 
 
-def test_a_way_that_fell_is_planned_for_at_once() -> None:
+def test_a_degraded_path_is_planned_for_at_once() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
@@ -227,7 +227,7 @@ def test_a_way_that_fell_is_planned_for_at_once() -> None:
     assert made.keeper.due == began + 0.1 + SETTLE_SECONDS
 
 
-def test_small_steps_add_up() -> None:
+def test_small_changes_of_statistics_add_up() -> None:
     made = Keeper()
     made.measure(1, NodeStatistics(up=50.0), 0.0)
     made.make(0.0)
@@ -238,7 +238,7 @@ def test_small_steps_add_up() -> None:
     assert made.keeper.due < float("inf")
 
 
-def test_a_path_that_failed_makes_a_plan_from_it() -> None:
+def test_a_failed_path_makes_a_plan() -> None:
     made = Keeper()
     made.change(0.0)
     made.make(0.0)
@@ -248,7 +248,7 @@ def test_a_path_that_failed_makes_a_plan_from_it() -> None:
     assert task is not None and task.statistics == {node(1).node: failed}
 
 
-def test_a_path_that_failed_and_that_no_plan_uses_makes_none() -> None:
+def test_a_failed_path_that_no_plan_uses_makes_none() -> None:
     made = Keeper()
     made.change(0.0)
     assert made.begin(made.keeper.due) is not None
@@ -259,7 +259,7 @@ def test_a_path_that_failed_and_that_no_plan_uses_makes_none() -> None:
     assert made.keeper.due == 21.0 + SETTLE_SECONDS
 
 
-def test_measures_of_who_is_no_member_are_not_planned_with() -> None:
+def test_statistics_of_non_members_are_not_planned_with() -> None:
     made = Keeper(2)
     made.reported["e" * 32] = NodeStatistics(up=1.0)
     made.change(0.0)
@@ -267,7 +267,7 @@ def test_measures_of_who_is_no_member_are_not_planned_with() -> None:
     assert task is not None and task.statistics == {}
 
 
-def test_a_plan_that_is_the_one_before_is_no_news() -> None:
+def test_an_unchanged_plan_is_not_reported_as_new() -> None:
     made = Keeper()
     made.change(0.0)
     now = made.make(0.0)
@@ -278,7 +278,7 @@ def test_a_plan_that_is_the_one_before_is_no_news() -> None:
     assert made.keeper.plan_result is plan_result
 
 
-def test_when_the_planner_fails_the_old_plan_stays_and_it_is_said_once_and_tried_again() -> None:
+def test_a_failed_plan_is_reported_once_and_retried_while_the_old_one_stays() -> None:
     made = Keeper()
     made.change(0.0)
     now = made.make(0.0)

@@ -37,7 +37,7 @@ NAN, INF = float("nan"), float("inf")
         NodeStatistics(paths=[PathStatistics(f"{i:032x}") for i in range(MAX_PATHS + 1)]),
     ],
 )
-def test_measures_out_of_bounds_are_left_out_in_one_line_and_the_lease_is_renewed(statistics: NodeStatistics) -> None:
+def test_statistics_out_of_bounds_are_dropped_in_one_line_and_the_lease_is_renewed(statistics: NodeStatistics) -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     with pytest.raises(FormatError):
@@ -50,7 +50,7 @@ def test_measures_out_of_bounds_are_left_out_in_one_line_and_the_lease_is_renewe
         check_statistics(reported)
 
 
-def test_of_measures_each_figure_is_taken_or_left_out_by_itself() -> None:
+def test_each_figure_of_statistics_is_accepted_or_dropped_on_its_own() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     good = [PathStatistics(f"{i:032x}", sent=float(i)) for i in range(2, 5)]
@@ -59,7 +59,7 @@ def test_of_measures_each_figure_is_taken_or_left_out_by_itself() -> None:
     assert core.statistics() == {node(1).node: NodeStatistics(0.0, 3.0, [good[0], *good[1:]])}
 
 
-def test_of_too_many_paths_the_first_are_taken() -> None:
+def test_of_too_many_paths_the_first_are_accepted() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     paths = [PathStatistics(f"{i:032x}") for i in range(MAX_PATHS + 3)]
@@ -68,13 +68,13 @@ def test_of_too_many_paths_the_first_are_taken() -> None:
     assert core.statistics()[node(1).node].paths == paths[:MAX_PATHS]
 
 
-def test_as_many_measures_as_may_be_are_taken() -> None:
+def test_statistics_of_the_greatest_size_are_accepted() -> None:
     paths = [PathStatistics(f"{i:032x}", 3600.0, 1e6, 1e6, 1.0, True) for i in range(MAX_PATHS)]
     check_statistics(NodeStatistics(1e6, 1e6, paths))
     check_statistics(NodeStatistics())
 
 
-def test_the_hub_keeps_the_last_measures_of_each_member() -> None:
+def test_the_hub_keeps_each_members_last_statistics() -> None:
     core = make_core()
     first, second = (core.join(Join(info=node(i)), lease=fresh(), now=0).lease for i in (1, 2))
     core.renew(Renew(lease=first, statistics=NodeStatistics(up=10.0)), now=1)
@@ -87,7 +87,7 @@ def test_the_hub_keeps_the_last_measures_of_each_member() -> None:
     assert ages == {node(1).node: (0.0, 3.0), node(2).node: (20.0, 0.0)}
 
 
-def test_measures_go_with_the_lease_and_a_new_instance_begins_without() -> None:
+def test_statistics_end_with_the_lease_and_with_the_hubs_instance() -> None:
     core = make_core()
     left, again, expired = (core.join(Join(info=node(i)), lease=fresh(), now=0).lease for i in (1, 2, 3))
     for lease in (left, again, expired):
@@ -130,11 +130,13 @@ def test_measures_go_with_the_lease_and_a_new_instance_begins_without() -> None:
         (NodeStatistics(paths=[PathStatistics(PEER, sent=50.0)]), NodeStatistics(), False),
     ],
 )
-def test_a_fifth_counts_and_failing_does(before: NodeStatistics | None, after: NodeStatistics, much: bool) -> None:
+def test_a_change_by_a_fifth_or_a_failure_is_substantial(
+    before: NodeStatistics | None, after: NodeStatistics, much: bool
+) -> None:
     assert changed_substantially(before, after) is much
 
 
-def test_that_a_peer_cannot_be_reached_counts_where_the_plan_has_it() -> None:
+def test_a_failed_path_is_substantial_only_if_the_plan_uses_it() -> None:
     failed = NodeStatistics(paths=[PathStatistics(PEER, failed=True)])
     works_again = NodeStatistics(paths=[PathStatistics(PEER, rtt=0.1)])
     for news in (has_degraded, changed_substantially):

@@ -11,7 +11,7 @@ def never() -> bool:
     return False
 
 
-def test_events_happen_in_the_order_of_their_times_and_of_scheduling_where_these_are_equal() -> None:
+def test_events_happen_in_order_of_time_then_of_scheduling() -> None:
     rng = random.Random(1)
     clock, seen = VirtualClock(0), []
     times = [rng.choice((0.0001, 0.01, 1.0, 100.0)) * rng.randrange(50) for _ in range(2000)]
@@ -22,7 +22,7 @@ def test_events_happen_in_the_order_of_their_times_and_of_scheduling_where_these
     assert clock.events == len(times)
 
 
-def test_what_an_event_schedules_for_now_or_the_past_happens_next_and_before_what_comes_later() -> None:
+def test_an_event_scheduled_for_now_or_the_past_happens_before_later_ones() -> None:
     clock, seen = VirtualClock(0), []
 
     def first() -> None:

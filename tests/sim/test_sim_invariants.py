@@ -37,7 +37,7 @@ def test_the_digest_alone_keeps_wrong_bits_out(monkeypatch: pytest.MonkeyPatch) 
     assert failure(SimConfig(faults=(), liars=("corrupter",), bound=20.0)).kind != "bits"
 
 
-def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def there_and_back(self: Follower) -> Announcement | None:
         if self._view is None or self._head is None or self.position is None or self.position.version == 0:
             return self._head if self.position is None or (self._head and self._head.version) else None
@@ -74,7 +74,7 @@ def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(SimConfig(faults=(), liars=("flooder",))).kind == "waste"
 
 
-def test_running_in_circles_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_EVENTS", 20_000)
     monkeypatch.setattr(NodeCore, "next_wake", lambda self, now: now)
     assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "busy"

@@ -78,7 +78,7 @@ class Volunteer:
             hub.request(self.host, lambda core: core.renew(call.request, now=clock.now), answer)
 
 
-def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -> None:
+def test_leases_last_and_versions_arrive_though_most_members_cannot_be_dialled() -> None:
     sim = Simulation(7, SimConfig(actors=REACHABLE - 1, faults=(), liars=(), planned=False, node=NODE))
     shut = [f"{number:032x}" for number in range(MEMBERS - REACHABLE)]
     names = [node.info.node for node in sim.nodes] + shut

@@ -62,7 +62,7 @@ def test_versions_that_no_actor_can_decode_are_replaced_by_a_whole_one(
     assert report.commits >= 3
 
 
-def test_without_a_look_at_what_actors_refuse_the_swarm_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_acceptance_check_the_swarm_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SimTrainer", Flipped)
     monkeypatch.setattr(SimTrainer, "_check_acceptance", lambda self: None)
     with pytest.raises(SimFailure) as error:
@@ -99,7 +99,7 @@ def test_a_joiner_gets_past_a_chunk_that_rotted_at_its_only_holder(seed: int) ->
     assert seconds < 25.0
 
 
-def test_a_blamed_node_that_does_not_look_keeps_the_joiner_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blamed_node_that_does_not_recheck_keeps_the_joiner_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Blame, "may_recheck", lambda self, name, now: False)
     with pytest.raises(InvariantError, match=r"banned the honest|runs nothing"):
         sole_source(0)
@@ -117,7 +117,7 @@ def test_epochs_that_repeat_leave_actors_on_a_lost_branch(monkeypatch: pytest.Mo
     assert error.value.kind == "converge"
 
 
-def test_an_epoch_is_above_all_that_is_known_and_never_one_of_before() -> None:
+def test_a_new_epoch_is_above_all_known_ones_and_never_repeats() -> None:
     at = epochs.EPOCH_ZERO + 1000.0
     first = epochs.next_epoch(0, 0, at, 5)
     assert epochs.next_epoch(0, 0, at + 1, 0) > first  # restored: nothing is known

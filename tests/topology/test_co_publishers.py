@@ -38,20 +38,20 @@ def task(co_publishers: frozenset[str] = BESIDE, statistics: dict[str, NodeStati
     )
 
 
-def test_to_a_planner_they_are_one_node_that_sends_what_all_send() -> None:
+def test_co_publishers_are_one_node_with_all_their_uplinks() -> None:
     network = network_of(task())
     assert set(network.names) == {name(i) for i in (0, *range(3, 9))}
     assert network.up[network.trainer] == pytest.approx(300.0)
     assert {float(up) for i, up in enumerate(network.up) if i != network.trainer} == {100.0}
 
 
-def test_one_that_told_nothing_yet_is_taken_to_send_what_the_others_do() -> None:
+def test_a_co_publisher_without_a_report_is_assumed_to_be_like_the_others() -> None:
     statistics = reported(9)
     del statistics[name(2)]
     assert network_of(task(statistics=statistics)).up[network_of(task()).trainer] == pytest.approx(300.0)
 
 
-def test_every_one_of_them_is_a_root_of_all_trees_at_its_share_of_the_rate() -> None:
+def test_every_co_publisher_is_a_root_of_all_trees_at_its_share_of_the_rate() -> None:
     plan_result = HubPlanner().plan(task())
     parts = [plan_result.node_plan(name(i)) for i in range(3)]
     whole = plan_result.plan.node_plan(name(0))
@@ -62,7 +62,7 @@ def test_every_one_of_them_is_a_root_of_all_trees_at_its_share_of_the_rate() -> 
         assert (part.peers, part.co_publishers) == (whole.peers, [])
 
 
-def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_alone() -> None:
+def test_children_of_the_trainer_have_every_co_publisher_as_a_parent() -> None:
     plan_result = HubPlanner().plan(task())
     fed = 0
     for i in range(3, 9):
@@ -76,7 +76,7 @@ def test_who_is_fed_by_the_trainer_is_fed_by_all_and_the_others_by_their_relays_
     assert fed
 
 
-def test_who_comes_or_goes_beside_the_trainer_makes_another_plan() -> None:
+def test_a_change_of_co_publishers_makes_another_plan() -> None:
     planner = HubPlanner()
     first = planner.plan(task())
     assert planner.plan(task()).revision == first.revision

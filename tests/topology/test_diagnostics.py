@@ -38,29 +38,29 @@ def lines(task: PlanTask) -> dict[str, str]:
     return dict(HubPlanner().plan(task).diagnostics)
 
 
-def test_of_a_network_without_faults_nothing_is_said() -> None:
+def test_a_sound_network_has_no_diagnostics() -> None:
     assert lines(reported(6)) == {}
 
 
-def test_a_node_that_most_cannot_dial_is_told_of_with_its_address() -> None:
+def test_a_node_that_most_cannot_dial_is_reported_with_its_address() -> None:
     found = lines(reported(6, frozenset((i, 3) for i in (0, 1, 2))))
     assert list(found) == [f"undialled {name(3)}"]
     assert found[f"undialled {name(3)}"].startswith("3 of 5 nodes that know 33333333 (h:7071) cannot open a connection")
     assert lines(reported(6, frozenset({(1, 3), (2, 3)}))) == {}
 
 
-def test_a_node_that_nothing_reaches_is_told_of() -> None:
+def test_an_unreachable_node_is_reported() -> None:
     alone = frozenset({*((i, 3) for i in range(6)), *((3, i) for i in range(6))})
     found = lines(reported(6, alone))
     assert "is in no tree" in found[f"unreachable {name(3)}"]
 
 
-def test_a_node_that_claims_far_more_than_all_others_saw_of_it_is_told_of() -> None:
+def test_a_node_that_overstates_its_uplink_is_reported() -> None:
     found = lines(reported(6, ups={2: 5000.0, 4: 150.0}))
     assert list(found) == [f"overclaim {name(2)}"]
     assert "reports an uplink of 5e+03 Mbit/s, but all others together received 100" in found[f"overclaim {name(2)}"]
     assert found[f"overclaim {name(2)}"].endswith("the plan assumes 40")
 
 
-def test_the_trainers_own_word_on_its_uplink_is_not_doubted() -> None:
+def test_the_trainers_claim_on_its_uplink_is_not_questioned() -> None:
     assert lines(reported(6, ups={0: 5000.0})) == {}

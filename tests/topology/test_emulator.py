@@ -51,7 +51,7 @@ def seconds_at(rate: float, size: int) -> float:
     [("a-0", "b-0", 40), ("a-0", "a-1", 100), ("b-0", "b-1", 50)],
     ids=["link", "uplink", "downlink"],
 )
-def test_a_transfer_takes_as_long_as_the_slowest_link_of_its_way_says(
+def test_a_transfer_takes_as_long_as_the_slowest_link_of_its_path(
     network: EmulatedNetwork, source: str, target: str, rate: float
 ) -> None:
     elapsed, came = transfer(network, source, target, DEFAULT_PAYLOAD_BYTES)
@@ -84,7 +84,7 @@ def test_a_round_trip_takes_twice_the_delay(network: EmulatedNetwork) -> None:
     assert round_trip_ms(network, "a-0", "a-1") < 1
 
 
-def test_a_large_packet_takes_its_time_on_every_link_of_its_way(network: EmulatedNetwork) -> None:
+def test_a_large_packet_takes_its_time_on_every_link_of_its_path(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=1)
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
         before = network.counters().links["a>b"].bytes
@@ -134,7 +134,7 @@ def test_segments_of_udp_super_packets_are_lost_one_by_one(network: EmulatedNetw
     assert set(came) <= set(segments)
 
 
-def test_what_finds_the_buffer_full_is_dropped_and_counted(network: EmulatedNetwork) -> None:
+def test_packets_for_a_full_buffer_are_dropped_and_counted(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=1, buffer_ms=100)
     before = network.counters().links["a>b"]
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
@@ -150,7 +150,7 @@ def test_what_finds_the_buffer_full_is_dropped_and_counted(network: EmulatedNetw
     assert after.queue_peak >= 12_000
 
 
-def test_a_link_that_is_cut_lets_nothing_through_until_it_is_restored(network: EmulatedNetwork) -> None:
+def test_a_cut_link_blocks_all_packets_until_it_is_restored(network: EmulatedNetwork) -> None:
     network.cut("a", "b")
     before = network.counters().links["a>b"]
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
@@ -217,7 +217,7 @@ def test_a_changed_link_takes_effect_at_once(network: EmulatedNetwork) -> None:
     assert transfer(network, "a-0", "b-0", DEFAULT_PAYLOAD_BYTES[:size])[0] > 0.95 * seconds_at(10, size)
 
 
-def test_what_waits_is_sent_at_the_new_rate(network: EmulatedNetwork) -> None:
+def test_a_queue_is_sent_at_the_new_rate(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=0.01, buffer_ms=60_000)
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
         before = network.counters().links["a>b"].packets
@@ -259,7 +259,7 @@ def test_commands_run_in_their_hosts_network(network: EmulatedNetwork) -> None:
         (lambda n: n.partition(["d"]), "'d' is no region"),
     ],
 )
-def test_what_the_network_does_not_have_is_refused(network: EmulatedNetwork, call: object, message: str) -> None:
+def test_unknown_hosts_and_links_are_refused(network: EmulatedNetwork, call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(P2PSyncError, match=message):
         call(network)

@@ -33,7 +33,7 @@ def loaded(tmp_path: Path, text: str) -> Topology:
     return load(file)
 
 
-def test_events_stand_in_the_topology_file(tmp_path: Path) -> None:
+def test_events_are_read_from_the_topology_file(tmp_path: Path) -> None:
     more = '[[event]]\nat = 2\nkind = "degrade"\nlink = ["us", "eu"]\nrate = 5\nloss = 0.1\n'
     event = loaded(tmp_path, FILE + more).event[0]
     assert event == NetworkEvent(2, "degrade", link=("us", "eu"), rate=5, loss=0.1)
@@ -56,7 +56,7 @@ def test_events_stand_in_the_topology_file(tmp_path: Path) -> None:
         ('at = 1\nkind = "restore"\nwhen = 2', "unknown field `when`"),
     ],
 )
-def test_events_that_cannot_happen_are_refused(tmp_path: Path, event: str, message: str) -> None:
+def test_impossible_events_are_refused(tmp_path: Path, event: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         loaded(tmp_path, f"{FILE}[[event]]\n{event}\n")
 
@@ -68,7 +68,7 @@ def test_a_links_buffer_is_a_round_trip_unless_given() -> None:
     assert [layout.between(*pair)[0].buffer_ms for pair in (("a", "b"), ("a", "c"), ("b", "c"))] == [80, 20, 5]
 
 
-def test_a_buffer_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_buffer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="a buffer above 0"):
         loaded(tmp_path, FILE + "buffer_ms = 0\n")
 
@@ -89,7 +89,7 @@ def test_more_hosts_than_one_machine_emulates_are_refused(tmp_path: Path) -> Non
         make_layout(loaded(tmp_path, FILE))
 
 
-def test_hosts_links_and_regions_have_what_is_their_own() -> None:
+def test_hosts_links_and_regions_have_their_own_stages() -> None:
     topology = Topology(
         "a-0",
         {"a": Region(2, 100, delay_ms=0.5), "b": Region(2, 50, dialable=False)},

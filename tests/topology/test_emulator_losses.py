@@ -30,7 +30,7 @@ def swallow(server: socket.socket) -> None:
             pass
 
 
-def test_what_was_lost_waits_to_be_sent_though_nothing_new_does(network: EmulatedNetwork) -> None:
+def test_lost_segments_stay_queued_for_retransmission_when_nothing_new_is(network: EmulatedNetwork) -> None:
     with network.inside("b-0"):
         server = socket.create_server((network.address("b-0"), 0))
     with network.inside("a-0"):

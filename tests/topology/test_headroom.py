@@ -51,13 +51,13 @@ def across(network: Network, headroom: Headroom, to: str) -> list[float]:
     return [headroom.of(parent, [child])[0] for parent, child in pairs]
 
 
-def test_the_link_that_binds_leaves_nothing_and_a_wide_one_what_it_has_left(network: Network) -> None:
+def test_a_full_link_has_no_headroom_and_a_wide_one_its_remaining_capacity(network: Network) -> None:
     headroom = Headroom(make_plan(network), network)
     assert across(network, headroom, "c") == pytest.approx([1.0])
     assert across(network, headroom, "b") == pytest.approx([5.0] * len(across(network, headroom, "b")))
 
 
-def test_of_what_was_not_measured_nothing_is_known(network: Network) -> None:
+def test_an_unmeasured_link_has_unknown_headroom(network: Network) -> None:
     measured = network.measured.copy()
     a, c = network.regions.index("a"), network.regions.index("c")
     measured[a, c] = False
@@ -65,7 +65,7 @@ def test_of_what_was_not_measured_nothing_is_known(network: Network) -> None:
     assert across(unknown, Headroom(make_plan(unknown), unknown), "c") == [math.inf]
 
 
-def test_one_who_takes_less_than_the_others_is_sent_no_more_than_that(network: Network) -> None:
+def test_a_slow_childs_headroom_is_its_own_rate(network: Network) -> None:
     down = network.down.copy()
     slow = network.names.index("b-1")
     down[slow] = 5.0
@@ -77,7 +77,7 @@ def test_one_who_takes_less_than_the_others_is_sent_no_more_than_that(network: N
         assert Headroom(plan, uneven).of(parent, ["b-1"])[0] * plan.rate <= 5.0 + 1e-6
 
 
-def test_an_uplink_that_all_ways_share_leaves_what_it_has_to_each(network: Network) -> None:
+def test_a_shared_uplink_gives_each_child_all_its_headroom(network: Network) -> None:
     tight = replace(network, up=np.full(network.size, 40.0))
     plan = make_plan(tight)
     headroom = Headroom(plan, tight)

@@ -59,7 +59,7 @@ def feeds(plan_result: HubPlanResult, number: int) -> float:
     return sum(part.fractions_to().values())
 
 
-def test_where_nothing_was_measured_all_are_equal_and_each_is_fed() -> None:
+def test_without_statistics_all_nodes_are_equal_and_have_a_parent() -> None:
     for regions in (["eu"] * 8, [""] * 8, ["eu", "eu", "us", "us", "us", "", "", ""]):
         plan_result = plan(task([member(i, region) for i, region in enumerate(regions)]))
         for i in range(1, 8):
@@ -71,14 +71,14 @@ def test_where_nothing_was_measured_all_are_equal_and_each_is_fed() -> None:
         assert max(feeds(plan_result, i) for i in range(1, 8)) < 3.0
 
 
-def test_members_of_whom_nothing_is_known_are_one_region() -> None:
+def test_members_without_statistics_form_one_region() -> None:
     network = network_of(task([member(i, "") for i in range(40)]))
     assert network.regions == (UNKNOWN_REGION,)
     half = network_of(task([member(i, "eu" if i < 20 else "") for i in range(40)]))
     assert half.regions == ("eu", UNKNOWN_REGION)
 
 
-def test_a_node_with_a_slow_uplink_feeds_fewer() -> None:
+def test_a_node_with_a_slow_uplink_has_fewer_children() -> None:
     ups = {3: 25.0}
     plan_result = plan(task([member(i) for i in range(12)], measured(12, ups)))
     assert feeds(plan_result, 3) < 0.3
@@ -86,7 +86,7 @@ def test_a_node_with_a_slow_uplink_feeds_fewer() -> None:
     assert min(others) > 0.6
 
 
-def test_a_thin_uplink_keeps_room_for_acknowledging_what_comes_in() -> None:
+def test_a_slow_uplink_keeps_capacity_for_acknowledgements() -> None:
     ups = dict.fromkeys(range(1, 9), 20.0) | {3: 5.0}  # all of them together bind
     plan_result = plan(task([member(i) for i in range(9)], measured(9, ups)))
     rate = plan_result.plan.lowest_rate
@@ -94,7 +94,7 @@ def test_a_thin_uplink_keeps_room_for_acknowledging_what_comes_in() -> None:
     assert feeds(plan_result, 3) * rate <= (5 - ACK_BYTES_PER_BYTE * rate) * 1.001
 
 
-def test_a_node_that_claims_more_than_others_saw_of_it_is_not_believed() -> None:
+def test_a_claim_beyond_what_others_received_is_not_believed() -> None:
     reported = measured(12, {3: 10.0})
     reported[name(3)] = msgspec.structs.replace(reported[name(3)], up=1e6)
     network = network_of(task([member(i) for i in range(12)], reported))
@@ -103,7 +103,7 @@ def test_a_node_that_claims_more_than_others_saw_of_it_is_not_believed() -> None
     assert feeds(plan_result, 3) < 0.3
 
 
-def test_pairs_that_failed_both_ways_do_not_feed_each_other() -> None:
+def test_pairs_that_failed_both_ways_are_not_parent_and_child() -> None:
     reported = measured(6, {})
     for one, other in ((1, 2), (2, 1)):
         paths = [
@@ -117,7 +117,7 @@ def test_pairs_that_failed_both_ways_do_not_feed_each_other() -> None:
         assert name(other) not in part.peers
 
 
-def test_nodes_that_nobody_can_dial_do_not_feed_each_other_and_one_that_nothing_reaches_is_left_out() -> None:
+def test_undialable_nodes_are_not_parent_and_child_and_unreachable_ones_are_left_out() -> None:
     reported = measured(6, {})
     hidden = {2, 3, 4}
     unreached = [PathStatistics(name(j), failed=True) for j in range(6) if j != 4]
@@ -142,7 +142,7 @@ def test_regions_are_found_and_slow_links_between_them_carry_one_copy() -> None:
     assert across < 1.2
 
 
-def test_each_node_is_told_what_the_ways_to_its_children_have_to_spare() -> None:
+def test_each_node_gets_the_headroom_of_the_paths_to_its_children() -> None:
     regions = {i: "ab"[i % 2] for i in range(8)}
     members = [member(i, regions[i]) for i in range(8)]
     plan_result = plan(task(members, measured(8, {}, regions, far=(0.1, 10.0))))
@@ -175,7 +175,7 @@ def test_a_plan_is_kept_while_it_is_good_and_revisions_rise_when_it_is_not() -> 
     assert taken_over.revision == 104 and part is not None and part.fractions_from() == {}
 
 
-def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revision(
+def test_after_a_failed_plan_the_next_one_starts_afresh_with_a_higher_revision(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     planner = HubPlanner()
@@ -191,7 +191,7 @@ def test_after_a_plan_that_failed_the_next_one_begins_anew_with_a_higher_revisio
     assert planner.plan(task(members)).revision == first.revision + 1
 
 
-def test_once_payloads_are_small_trees_are_flat() -> None:
+def test_small_payloads_get_two_hop_trees() -> None:
     # All are far from each other.
     members, reported = [member(i) for i in range(12)], measured(12, {}, {i: str(i) for i in range(12)}, (0.3, 100.0))
     planner = HubPlanner()
@@ -226,7 +226,7 @@ def test_a_thousand_members_get_small_parts() -> None:
     assert max(sizes) < 8192
 
 
-def test_a_plan_that_reaches_nobody_is_told_in_finite_numbers_and_gives_way_to_one_that_does() -> None:
+def test_a_plan_that_reaches_nobody_is_finite_and_is_replaced_by_one_that_does() -> None:
     planner = HubPlanner()
     hidden = [member(0, port=0), member(1, port=0), member(2, port=0)]  # none of them can be dialled
     plan_result = planner.plan(task(hidden))

@@ -30,7 +30,7 @@ def test_fractions_add_up_to_everything_for_every_receiver() -> None:
         assert abs(sum(own.fractions_to().values()) - plan.egress(plan.names.index(name))) < 1e-3
 
 
-def test_children_with_the_longest_way_below_them_are_served_first() -> None:
+def test_children_with_the_tallest_subtree_are_served_first() -> None:
     plan = make_plan(from_topology(large(200, 5)))
     for own in plan.node_plans():
         for tree, place in enumerate(own.positions):
@@ -38,14 +38,14 @@ def test_children_with_the_longest_way_below_them_are_served_first() -> None:
             assert below == sorted(below, reverse=True)
 
 
-def test_a_node_among_hundreds_gets_most_from_few_and_not_too_much_from_any() -> None:
+def test_a_node_among_hundreds_has_few_main_parents_and_none_dominates() -> None:
     plan = make_plan(from_topology(draw_topology(601, 6, hidden=0.2)))
     parts = [own.fractions_from().values() for own in plan.node_plans() if own.fractions_from()]
     assert np.mean([len(each) for each in parts]) < 0.65 * len(plan.shares)
     assert np.median([max(each) for each in parts]) <= 0.25
 
 
-def test_a_node_among_a_thousand_is_told_little() -> None:
+def test_a_part_of_a_thousand_nodes_plan_is_small() -> None:
     plan = make_plan(from_topology(large(1000, 10)))
     sizes = [len(msgspec.msgpack.encode(own)) for own in plan.node_plans()]
     assert max(sizes) < 4000

@@ -60,7 +60,7 @@ def by_flows(network: Network) -> float:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_packing_trees_reaches_what_flows_allow(seed: int) -> None:
+def test_a_packing_reaches_the_least_max_flow(seed: int) -> None:
     network = small(seed)
     if network.size < 2:
         return
@@ -80,7 +80,7 @@ def test_the_program_over_regions_is_never_below_the_one_over_nodes(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_packing_passes_no_capacity(seed: int) -> None:
+def test_a_packing_exceeds_no_capacity(seed: int) -> None:
     network = from_topology(regions(seed, 20))
     network = network.only(network.reachable())
     capacities, _ = by_region(network, most_rate(network)[0])

@@ -84,7 +84,7 @@ def test_the_order_of_nodes_does_not_matter() -> None:
     assert same(cluster(rtt[np.ix_(order, order)]), cluster(rtt)[order].tolist())
 
 
-def test_a_node_without_any_measurement_is_by_itself() -> None:
+def test_a_node_without_any_measurement_is_a_region_of_its_own() -> None:
     rtt = measured([0, 0, 0, 1, 1, 1, 0], 5)
     rtt[6, :] = rtt[:, 6] = np.nan
     assert cluster(rtt).tolist() == [0, 0, 0, 1, 1, 1, 2]
