@@ -41,7 +41,8 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
     active[:n] = True
     state = np.full(size, _UNSEEN, np.int64)
     state[root] = _DONE
-    above = np.full(size, -1, np.int64)
+    # The contracted node that contains each node.
+    contraction = np.full(size, -1, np.int64)
     chosen_tail = np.full(size, -1, np.int64)
     chosen_head = np.full(size, -1, np.int64)
     least = np.zeros(size)
@@ -74,7 +75,7 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
                 length -= 1
                 k = path[length]
                 active[k] = False
-                above[k] = new
+                contraction[k] = new
                 for x in range(new):
                     if weight[x, k] - least[k] < weight[x, new]:
                         weight[x, new] = weight[x, k] - least[k]
@@ -88,11 +89,13 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
             state[new] = _ON_PATH
             path[length] = new
             length += 1
-    return _expand(n, nodes, root, active, above, chosen_tail, chosen_head)
+    return _expand(n, nodes, root, active, contraction, chosen_tail, chosen_head)
 
 
 @_compiled
-def _expand(n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tail: Ints, chosen_head: Ints) -> Ints:
+def _expand(
+    n: int, nodes: int, root: int, active: Ints, contraction: Ints, chosen_tail: Ints, chosen_head: Ints
+) -> Ints:
     """Returns the parents in the original graph: the arc into a contracted node enters one of its members, and replaces
     that member's arc."""
     parents = np.full(n, -1, np.int64)
@@ -108,9 +111,9 @@ def _expand(n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tai
         k = chosen_head[top]
         parents[k] = chosen_tail[top]
         while k != top:
-            whole = above[k]
+            whole = contraction[k]
             for x in range(nodes):
-                if above[x] == whole and x != k:
+                if contraction[x] == whole and x != k:
                     stack[length] = x
                     length += 1
             k = whole

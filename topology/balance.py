@@ -95,10 +95,10 @@ def _until(loads: _TreeLoads, enough: float, max_children: int) -> None:
 
 def depths(row: Ints) -> Ints:
     """Returns the hops of each node of a tree from the trainer."""
-    depth, above = np.zeros(len(row), np.int64), row
-    while (above >= 0).any():
-        depth += above >= 0
-        above = np.where(above >= 0, row[above], -1)
+    depth, ancestor = np.zeros(len(row), np.int64), row
+    while (ancestor >= 0).any():
+        depth += ancestor >= 0
+        ancestor = np.where(ancestor >= 0, row[ancestor], -1)
     return depth
 
 

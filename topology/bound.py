@@ -50,10 +50,10 @@ def broadcast_bound(network: Topology | Network) -> Bound:
     reachable = network.reachable()
     if not reachable.all():
         lost = [network.names[i] for i in np.flatnonzero(~reachable)]
-        return Bound(0.0, f"{_some(lost)} cannot be reached", True)
-    most, whose = most_rate(network)
-    link = "up" if whose == network.trainer else "down"
-    bounds = [Bound(most, f"the {link}link of {network.names[whose]}")]
+        return Bound(0.0, f"{_first_names(lost)} cannot be reached", True)
+    most, limiting = most_rate(network)
+    link = "up" if limiting == network.trainer else "down"
+    bounds = [Bound(most, f"the {link}link of {network.names[limiting]}")]
     capacities, kept = by_region(network, most)
     found = pack(capacities)
     names = [f"{network.regions[a]}" for a in kept]
@@ -145,9 +145,9 @@ def _because(capacities: Capacities, found: Packing, names: list[str], network: 
     if len(ups) == len([k for k in range(groups) if capacities.up[k] > 0]) and len(ups) > 1:
         parts.append("the sum of all uplinks, which every copy must cross")
     elif ups:
-        parts.append(f"the uplinks {'in' if regions else 'of'} {_some(ups)}")
+        parts.append(f"the uplinks {'in' if regions else 'of'} {_first_names(ups)}")
     if arrows:
-        parts.append(f"the link{'s' if len(arrows) > 1 else ''} {_some(arrows)}")
+        parts.append(f"the link{'s' if len(arrows) > 1 else ''} {_first_names(arrows)}")
     return " and ".join(parts)
 
 
@@ -156,6 +156,6 @@ def _between(network: Network, i: int, j: int) -> str:
     return f"{network.names[i]}→{network.names[j]}" if (i, j) in network.pair_rate else f"{a}→{b}"
 
 
-def _some(names: list[str]) -> str:
+def _first_names(names: list[str]) -> str:
     """Returns the first few names, and the number of the others."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -65,4 +65,4 @@ def _overclaim(info: NodeInfo, task: PlanTask, network: Network) -> str | None:
 
 
 def _label(info: NodeInfo) -> str:
-    return f"{info.node[:8]} ({info.place})"
+    return f"{info.node[:8]} ({info.location})"

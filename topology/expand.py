@@ -99,8 +99,8 @@ def _quotas(packing: Packing, members: list[Ints], copies: Floats, transfers: di
     for a, nodes in enumerate(members):
         need = _QUOTA_SLACK * max(0.0, sends[a] + len(nodes) - 1)
         own = np.sort(copies[nodes])
-        below = np.concatenate([[0], np.cumsum(own)[:-1]])
-        levels = (need - below) / np.arange(len(own), 0, -1)
+        smaller = np.concatenate([[0], np.cumsum(own)[:-1]])
+        levels = (need - smaller) / np.arange(len(own), 0, -1)
         fits = np.flatnonzero(levels <= own)
         quotas[nodes] = np.minimum(copies[nodes], levels[fits[0]] if len(fits) else np.inf)
     return quotas
@@ -113,11 +113,12 @@ def _stripe(expansion: _Expansion, tree: Ints, share: float) -> Ints:
     leaving = np.zeros(regions, np.int64)
     for (_, b), count in transferred.items():
         leaving[b] += count
-    below = np.bincount(tree[tree >= 0], minlength=regions)
+    children = np.bincount(tree[tree >= 0], minlength=regions)
     for (a, _), count in transferred.items():
-        below[a] += count
+        children[a] += count
     chosen = [
-        _relays(expansion, a, share, int(len(expansion.members[a]) - 1 - leaving[a] + below[a])) for a in range(regions)
+        _relays(expansion, a, share, int(len(expansion.members[a]) - 1 - leaving[a] + children[a]))
+        for a in range(regions)
     ]
     parents = np.full(network.size, -2, np.int64)
     parents[network.trainer] = -1
@@ -130,9 +131,9 @@ def _stripe(expansion: _Expansion, tree: Ints, share: float) -> Ints:
     for a in range(regions):
         far_first = sorted(np.flatnonzero(tree == a), key=lambda b: -expansion.delay[a, b])
         entries = [int(chosen[b][0][0]) for b in far_first]
-        below_all = [np.array(given[a], np.int64), leaves[a]]
-        below_all = below_all if network.everyone_dials else below_all[::-1]
-        _attach(expansion, parents, *chosen[a], entries, np.concatenate(below_all), share)
+        leaf_order = [np.array(given[a], np.int64), leaves[a]]
+        leaf_order = leaf_order if network.everyone_dials else leaf_order[::-1]
+        _attach(expansion, parents, *chosen[a], entries, np.concatenate(leaf_order), share)
     expansion.stripe += 1
     return parents
 

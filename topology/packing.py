@@ -282,14 +282,14 @@ def _levelled(master: _Master, total: float, free: Ints) -> Floats | None:
 
 def _latency(capacities: Capacities, parents: Ints) -> float:
     """Returns the seconds from the root to the farthest group of a tree, hops counted."""
-    above = parents.copy()
+    ancestor = parents.copy()
     total = np.zeros(len(parents))
-    below = np.arange(len(parents))
-    while (above >= 0).any():
-        on = above >= 0
-        total[on] += capacities.arcs[above[on], below[on]] + HOP_SECONDS
-        below = above
-        above = np.where(above >= 0, parents[above], -1)
+    node = np.arange(len(parents))
+    while (ancestor >= 0).any():
+        on = ancestor >= 0
+        total[on] += capacities.arcs[ancestor[on], node[on]] + HOP_SECONDS
+        node = ancestor
+        ancestor = np.where(ancestor >= 0, parents[ancestor], -1)
     return float(total.max())
 
 
@@ -329,11 +329,11 @@ def _uncrowded(parents: Ints, cost: Floats, most: int) -> Ints:
         # Children with the least extra cost move first.
         other = np.where((children >= most)[:, None], np.inf, cost[:, own]).min(axis=0) - cost[i, own]
         for v in own[np.lexsort((other, children[own] > 0))][: len(own) - most]:
-            below = np.zeros(len(parents), bool)
-            below[v] = True
-            while children[v] and (grown := below | (below[parents] & (parents >= 0))).sum() > below.sum():
-                below = grown
-            price = np.where(below | (children >= most), np.inf, cost[:, v])
+            subtree = np.zeros(len(parents), bool)
+            subtree[v] = True
+            while children[v] and (grown := subtree | (subtree[parents] & (parents >= 0))).sum() > subtree.sum():
+                subtree = grown
+            price = np.where(subtree | (children >= most), np.inf, cost[:, v])
             u = int(price.argmin())
             if np.isfinite(price[u]):
                 parents[v] = u

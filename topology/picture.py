@@ -14,7 +14,7 @@ from p2psync.topology.network import Floats, Ints, Network
 from p2psync.topology.plan import LinkLoad, Plan, link_loads
 from p2psync.topology.text import region_trees
 
-#: Trees drawn beside the map.
+#: Trees drawn next to the map.
 _TREES = 6
 #: Links that are labelled with their figures, the heaviest first.
 _LABELS = 16

@@ -87,11 +87,11 @@ class Plan:
     def depth(self) -> Ints:
         """Trees × nodes: hops from the trainer."""
         depth = np.zeros(self.parents.shape, np.int64)
-        above = self.parents.copy()
-        rows = np.arange(len(above))[:, None]
-        while (above >= 0).any():
-            depth += above >= 0
-            above = np.where(above >= 0, self.parents[rows, above], -1)
+        ancestor = self.parents.copy()
+        rows = np.arange(len(ancestor))[:, None]
+        while (ancestor >= 0).any():
+            depth += ancestor >= 0
+            ancestor = np.where(ancestor >= 0, self.parents[rows, ancestor], -1)
         return depth
 
     @cached_property
@@ -246,15 +246,15 @@ def arrival(plan: Plan, network: Network, chunk_bytes: int) -> Floats:
     idle."""
     rows = np.arange(len(plan.parents))[:, None]
     parents = plan.parents
-    above = np.maximum(parents, 0)
-    delay = network.delay[network.region[above], network.region[None, :]]
-    serving = plan.children[rows, above] * chunk_bytes * 8 / (np.maximum(network.up[above], 1e-9) * BITS_PER_MBIT)
+    ancestor = np.maximum(parents, 0)
+    delay = network.delay[network.region[ancestor], network.region[None, :]]
+    serving = plan.children[rows, ancestor] * chunk_bytes * 8 / (np.maximum(network.up[ancestor], 1e-9) * BITS_PER_MBIT)
     hop = np.where(parents >= 0, delay + serving, 0)
     total = hop.copy()
     while (parents >= 0).any():
-        above = np.maximum(parents, 0)
-        total += np.where(parents >= 0, hop[rows, above], 0)
-        parents = np.where(parents >= 0, plan.parents[rows, above], -1)
+        ancestor = np.maximum(parents, 0)
+        total += np.where(parents >= 0, hop[rows, ancestor], 0)
+        parents = np.where(parents >= 0, plan.parents[rows, ancestor], -1)
     return total
 
 

@@ -52,12 +52,12 @@ def _cut(levels: Floats, never_near: float) -> float:
     """Returns the distance at which merging stops. levels: heights of the merges, rising."""
     steps = np.append(levels, max(levels[-1], never_near) * 1.0001)
     best, cut = 0.0, never_near
-    for here, above in pairwise(steps.tolist()):
-        if here > never_near:
+    for height_below, next_height in pairwise(steps.tolist()):
+        if height_below > never_near:
             break
-        gap = above / here
+        gap = next_height / height_below
         if gap >= _GAP_FACTOR and gap >= best * _FAR_GAP_PREFERENCE:
-            best, cut = max(best, gap), float(np.sqrt(here * above))
+            best, cut = max(best, gap), float(np.sqrt(height_below * next_height))
     return cut
 
 

@@ -92,12 +92,12 @@ def _wrong(network: Network, row: Ints) -> Flags:
             bad[k] |= odd and not network.connects(i, j)
     wrong[child[bad]] = True
     # A node whose ancestors are neither the trainer nor a node that gets a new parent is in a cycle.
-    above = np.where(wrong | (row < 0), np.arange(len(row)), row)
+    ancestor = np.where(wrong | (row < 0), np.arange(len(row)), row)
     for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
-        above = above[above]
+        ancestor = ancestor[ancestor]
     ends = wrong.copy()
     ends[network.trainer] = True
-    return wrong | ~ends[above]
+    return wrong | ~ends[ancestor]
 
 
 def _attach(remaining: _RemainingCapacity, row: Ints, nodes: Ints, share: float, max_children: int) -> bool:
@@ -153,8 +153,8 @@ def _parent(
 
 def _rooted(row: Ints, trainer: int) -> Flags:
     """Returns the nodes whose ancestors lead to the trainer (bool, nodes)."""
-    above = np.where(row >= 0, row, np.arange(len(row)))
-    above[trainer] = trainer
+    ancestor = np.where(row >= 0, row, np.arange(len(row)))
+    ancestor[trainer] = trainer
     for _ in range(int(np.ceil(np.log2(max(2, len(row))))) + 1):
-        above = above[above]
-    return np.asarray(above == trainer)
+        ancestor = ancestor[ancestor]
+    return np.asarray(ancestor == trainer)

@@ -78,12 +78,12 @@ def _waiting(found: Status) -> list[str]:
     waits = {age.node: age.waits for age in found.ages}
     nodes: dict[str, list[str]] = {}
     for member in found.view.members:
-        place = ""
+        location = ""
         if not _same_run(member, found.view):
-            place = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
+            location = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
         reason = printable_line(waits.get(member.info.node, ""))
-        if place or reason:
-            nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(member.info.node[:8])
+        if location or reason:
+            nodes.setdefault(": ".join(filter(None, (location, reason))), []).append(member.info.node[:8])
     return [f"← {_names(who)} {what}" for what, who in nodes.items()]
 
 
@@ -106,7 +106,7 @@ def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
                 "node": info.node[:8],
                 "role": info.role,
                 "region": info.region or "–",
-                "address": info.place,
+                "address": info.location,
                 "version": ("–" if member.version is None else str(member.version))
                 + ("" if member.version == view.head and _same_run(member, view) else " ←"),
                 "digest": member.digest[:12],

@@ -21,7 +21,7 @@ MAX_PATHS = 256
 MAX_MBITS = 1e6
 #: Nodes that publish together with a trainer.
 MAX_CO_PUBLISHERS = 1024
-MAX_RTT = 3600.0
+MAX_RTT_SECONDS = 3600.0
 
 _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
 
@@ -80,10 +80,10 @@ def check_statistics(statistics: NodeStatistics) -> None:
     rates = [statistics.up, statistics.down, *(rate for path in paths for rate in (path.sent, path.received))]
     # Not-a-number fails every comparison.
     fine = all(0 <= rate <= MAX_MBITS for rate in rates)
-    if not (fine and all(0 <= path.rtt <= MAX_RTT and 0 <= path.loss <= 1 for path in paths)):
+    if not (fine and all(0 <= path.rtt <= MAX_RTT_SECONDS and 0 <= path.loss <= 1 for path in paths)):
         raise FormatError(
             f"a figure of the statistics is out of bounds: rates are 0 to {MAX_MBITS:.0f} Mbit/s, round trips up to"
-            f" {MAX_RTT:.0f} s, losses 0 to 1"
+            f" {MAX_RTT_SECONDS:.0f} s, losses 0 to 1"
         )
 
 

@@ -13,7 +13,7 @@ EPOCH_ZERO = 1735689600
 #: Bits of an epoch below the seconds. All together stay below 2^53, the hub's bound, until the year 2297.
 RANDOM_BITS = 20
 #: The highest epoch that a clock can give: a clock that is centuries ahead leaves epochs for later claims.
-_MOST = 1 << 52
+_MAX_TIMED_EPOCH = 1 << 52
 
 
 def next_epoch(own: int, known: int, unix_seconds: float, random_bits: int) -> int:
@@ -23,4 +23,4 @@ def next_epoch(own: int, known: int, unix_seconds: float, random_bits: int) -> i
     random_bits: `RANDOM_BITS` random bits.
     """
     timed = (max(0, int(unix_seconds) - EPOCH_ZERO) << RANDOM_BITS) | (random_bits & ((1 << RANDOM_BITS) - 1))
-    return max(own + 1, known + 1, min(timed, _MOST))
+    return max(own + 1, known + 1, min(timed, _MAX_TIMED_EPOCH))

@@ -146,7 +146,7 @@ class Fence:
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(bytes.fromhex(request.signature), claim_bytes(request))
         except (InvalidSignature, ValueError):
-            raise TrustError("the claim's signature is wrong: it was forged or damaged on the way") from None
+            raise TrustError("the claim's signature is wrong: it was forged or damaged in transit") from None
 
     def _remember_fenced(self, token: str) -> None:
         self._fenced[token] = None

@@ -15,7 +15,7 @@ from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
 from p2psync.membership.records import DEFAULT_TTL, Member, NodeStatistics
 
-#: Members that one table holds unless told otherwise.
+#: Default bound on the members of one table.
 MAX_MEMBERS = 16384
 
 

@@ -197,6 +197,6 @@ class PlanScheduler:
         self._rest_until = self._pause_until = now + self._pause
         self._wanted_at = min(self._wanted_at, self._rest_until)
         self._pause = min(RETRY_MAX_SECONDS, 2 * self._pause)
-        news = message != self._last_failure
+        is_new = message != self._last_failure
         self._last_failure = message
-        return news
+        return is_new

@@ -39,12 +39,12 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
         return self.host, *self.further
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """The node's address, for people."""
         if not self.port:
             return "dials out"
         if self.host == HUB_HOST:
-            return f"beside the hub, port {self.port}"
+            return f"on the hub's machine, port {self.port}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 

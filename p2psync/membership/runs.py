@@ -1,10 +1,10 @@
-"""Decides which run a node follows, and words it for people. Pure.
+"""Decides which run a node follows, and describes runs for people. Pure.
 
 A run id begins with the time of its creation, so ids order runs by age. The same rules hold at every node:
 
 - An older run never replaces the run whose version is live, whichever hub offers it and whoever signed it.
 - Within a run an earlier epoch never replaces a later one. Epochs of two runs are never compared.
-- Only the live version counts: a run or an epoch that was announced, but of which nothing was committed, binds nobody.
+- Only the live version counts: a run or an epoch that was announced, but of which nothing was committed, binds no node.
 
 An operator goes back on purpose in one of two ways: `p2psync trainer --supersede RUN` makes the trainer, which holds
 the key, continue under a run that is newer than RUN; `p2psync actor --follow-run RUN` makes one actor follow RUN.

@@ -40,7 +40,7 @@ _WAKE_MAX_SECONDS = 1.0
 REPEAT_DIAGNOSTIC_SECONDS = 600.0
 #: Long polls that are accepted beyond one per possible member.
 _EXTRA_LONG_POLLS = 64
-_SHUTDOWN_TIMEOUT = 2.0
+_SHUTDOWN_SECONDS = 2.0
 
 
 class HubService:
@@ -223,7 +223,7 @@ class HubService:
             self.build_app(),
             access_log=None,
             handler_cancellation=True,  # a node that hangs up must not be waited for
-            shutdown_timeout=_SHUTDOWN_TIMEOUT,
+            shutdown_timeout=_SHUTDOWN_SECONDS,
         )
         await runner.setup()
         for listener in listeners:

@@ -38,12 +38,12 @@ from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
+    MAX_LONG_POLL_SECONDS,
     MAX_MANIFEST_REPLY,
     MAX_PLAN_REPLY,
     MAX_REFUSAL,
     MAX_REPLY,
     MAX_VIEW_REPLY,
-    MAX_WAIT,
     PACKED,
     decode,
     decode_error,
@@ -55,7 +55,7 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import encode_json
 
 #: The slowest rate (bytes a second) that a large body may have: one second of extra time for this many bytes.
-_SLOWEST_RATE = 1 << 20
+_MIN_BYTES_PER_SECOND = 1 << 20
 
 _JSON = {"Content-Type": "application/json"}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -215,7 +215,7 @@ class HubClient:
         one: if the caller is killed while it waits, the hub plans without it. changes: accept only the changes since
         `revision`; see `View.since`.
         """
-        wait = min(max(wait, 0.0), MAX_WAIT)
+        wait = min(max(wait, 0.0), MAX_LONG_POLL_SECONDS)
         query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
         if lease:
             query["lease"] = lease
@@ -293,7 +293,7 @@ class HubClient:
 
         Raises `HubError` when there is no reply, or one over `limit` bytes.
         """
-        seconds = self._timeout + wait + max(len(body or b""), limit) / _SLOWEST_RATE
+        seconds = self._timeout + wait + max(len(body or b""), limit) / _MIN_BYTES_PER_SECOND
         try:
             async with self._opened().request(
                 method,

@@ -22,8 +22,8 @@ from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
     MAX_CLAIMANT_ANNOUNCE,
+    MAX_LONG_POLL_SECONDS,
     MAX_REQUEST,
-    MAX_WAIT,
     PACKED,
     NotFoundError,
     TokenError,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 #: Seconds in which a request's body must arrive, plus one second for this many bytes of its bound.
 _BODY_SECONDS = 20.0
-_BODY_RATE = 1 << 20
+_BODY_BYTES_PER_SECOND = 1 << 20
 #: Paths that need no join token: they tell only that the hub is alive.
 _OPEN_PATHS = frozenset({"/healthz"})
 
@@ -61,7 +61,7 @@ async def _read_beginning(request: web.Request, limit: int) -> tuple[bytes, Form
     """Returns the body, or its first bytes and why the rest is missing: it is late, or over `limit` bytes."""
     body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_RATE):
+        async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_BYTES_PER_SECOND):
             async for piece in request.content.iter_any():
                 body += piece
                 if len(body) > limit:
@@ -146,7 +146,7 @@ class _Routes:
     async def view(self, request: web.Request) -> web.Response:
         query = request.query
         revision = _number(query.get("revision", "-1"), "revision")
-        wait = min(MAX_WAIT, _number(query.get("wait", "0"), "wait"))
+        wait = min(MAX_LONG_POLL_SECONDS, _number(query.get("wait", "0"), "wait"))
         packed = PACKED in request.headers.get("Accept-Encoding", "")
         if wait and request.transport is not None:
             tcp.keep_awake(request.transport.get_extra_info("socket"))

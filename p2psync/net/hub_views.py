@@ -10,7 +10,7 @@ from p2psync.net.hub_wire import pack
 from p2psync.protocol.wire import encode_json
 
 #: Seconds after which a view whose members' versions changed is encoded again.
-_STALE_AFTER = 1.0
+_STALE_SECONDS = 1.0
 #: Encoded views that are kept: nodes that keep up have one of the last few revisions.
 _MAX_VIEWS = 32
 
@@ -68,4 +68,4 @@ class EncodedViews:
     def _is_fresh(self, found: _Encoded, now: float) -> bool:
         if found.revision != self._core.revision:
             return False
-        return found.acknowledgements == self._core.acknowledgements or now - found.at < _STALE_AFTER
+        return found.acknowledgements == self._core.acknowledgements or now - found.at < _STALE_SECONDS

@@ -33,7 +33,7 @@ MAX_MANIFEST_REPLY = MAX_BODY_BYTES
 #: Raw bytes of manifests in one request: its bound less the overhead of base64.
 MAX_ANNOUNCE_BATCH = MAX_CLAIMANT_ANNOUNCE // 4 * 3 - (64 << 10)
 #: Longest wait of a long poll (seconds).
-MAX_WAIT = 30.0
+MAX_LONG_POLL_SECONDS = 30.0
 CLAIM_HEADER = "P2PSync-Claim"
 #: The content encoding of packed replies.
 PACKED = "zstd"

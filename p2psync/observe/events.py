@@ -183,8 +183,8 @@ class Committed(Event, frozen=True):
             (self.wasted_bytes, "came twice or too late"),
             (max(0, useful - self.payload_bytes), "of other versions"),
         ]
-        told = [f"{_mb(size)} {why}" for size, why in surplus if size >= _SHOWN_BYTES]
-        return f"{_mb(self.fetched_bytes)} fetched" + (f", of it {' and '.join(told)}" if told else "")
+        parts = [f"{_mb(size)} {why}" for size, why in surplus if size >= _SHOWN_BYTES]
+        return f"{_mb(self.fetched_bytes)} fetched" + (f", of it {' and '.join(parts)}" if parts else "")
 
 
 class Published(Event, frozen=True):

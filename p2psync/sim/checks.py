@@ -18,8 +18,8 @@ from p2psync.swarm.actions import Ban
 #: duplicates at the end; plus an allowance per liar for what it sends before each ban (a ban expires, and a clock may
 #: jump).
 WASTE_FACTOR = 2.5
-WASTE_SLACK = 20_000
-LIAR_SLACK = 103_000
+WASTE_SLACK_BYTES = 20_000
+LIAR_SLACK_BYTES = 103_000
 
 
 class InvariantError(Exception):
@@ -116,7 +116,7 @@ class InvariantChecker:
         """Checks that a process does not receive much more than it needed."""
         swarm = node.core.swarm
         useful = swarm.received_bytes - swarm.wasted_bytes
-        slack = WASTE_SLACK + LIAR_SLACK * (len(self.liars) + self.bans_by.get(node.info.node, 0))
+        slack = WASTE_SLACK_BYTES + LIAR_SLACK_BYTES * (len(self.liars) + self.bans_by.get(node.info.node, 0))
         if node.info.node not in self.liars and swarm.received_bytes > WASTE_FACTOR * useful + slack:
             raise InvariantError(
                 "waste", f"{_name(node)} received {swarm.received_bytes} bytes and could use {useful} of them"

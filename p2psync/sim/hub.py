@@ -14,12 +14,12 @@ from p2psync.sim.clock import VirtualClock
 from p2psync.sim.network import SimHost
 
 #: Seconds of a long poll, of a caller's wait for a lost reply, and of a connection refused by a stopped hub.
-VIEW_WAIT = 10.0
-CALL_LIMIT = 3.0
-REFUSED = 0.05
-_LATENCY = 0.02
+LONG_POLL_SECONDS = 10.0
+CALL_TIMEOUT_SECONDS = 3.0
+REFUSED_SECONDS = 0.05
+_LATENCY_SECONDS = 0.02
 #: Seconds that a plan takes.
-_PLANNING = 0.1
+_PLAN_SECONDS = 0.1
 
 T = TypeVar("T")
 #: Receives a call's result, or its error.
@@ -81,7 +81,7 @@ class SimHub:
     def request(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
         """Runs an operation at the hub; `answer` receives its result or error, unless the host has crashed."""
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), self._carry_out, host, operation, answer)
 
@@ -98,7 +98,7 @@ class SimHub:
         """Long-polls the view: replies at once if it differs from the caller's, otherwise at a change, or with None at
         the end."""
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS + LONG_POLL_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease, whole)
 
@@ -124,11 +124,11 @@ class SimHub:
         return host.name in self.cut_off or (self.loss > 0 and self._clock.rng.random() < self.loss)
 
     def _delay(self, host: SimHost) -> float:
-        return host.delay + _LATENCY
+        return host.delay + _LATENCY_SECONDS
 
     def _carry_out(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
         if not self.up:
-            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+            self._clock.after(REFUSED_SECONDS, _answer, host, answer, HubError("connection refused"))
             return
         try:
             result: T | P2PSyncError = operation(self.core)
@@ -141,7 +141,7 @@ class SimHub:
         self, host: SimHost, instance: str, revision: int, answer: AnswerCallback[View | None], lease: str, whole: bool
     ) -> None:
         if not self.up:
-            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+            self._clock.after(REFUSED_SECONDS, _answer, host, answer, HubError("connection refused"))
             return
         self.core.heard_from(lease, self._clock.now)
         if (instance, revision) != (self.core.instance, self.core.revision):
@@ -152,7 +152,7 @@ class SimHub:
             poll = _LongPoll(host, revision, answer, lease, whole)
             self._shown = revision
             self._waiting.append(poll)
-            self._clock.after(VIEW_WAIT, self._end_poll, poll)
+            self._clock.after(LONG_POLL_SECONDS, self._end_poll, poll)
         self._settle()
 
     def _end_poll(self, poll: _LongPoll) -> None:
@@ -162,7 +162,7 @@ class SimHub:
 
     def _reply(self, host: SimHost, answer: AnswerCallback[T], result: T | P2PSyncError) -> None:
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), _answer, host, answer, result)
 
@@ -197,7 +197,7 @@ class SimHub:
         now, core = self._clock.now, self.core
         task = core.begin_plan(now)
         if task is not None:
-            self._clock.after(_PLANNING, self._make_plan, core, task)
+            self._clock.after(_PLAN_SECONDS, self._make_plan, core, task)
         due = core.next_plan()
         if due < float("inf") and (self._plan_wake is None or due < self._plan_wake or self._plan_wake <= now):
             self._plan_wake = due

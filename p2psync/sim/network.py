@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from p2psync.sim.clock import VirtualClock
 
 #: Seconds after which a connection without progress times out, and a dial does.
-DEAD_AFTER = 12.0
-DIAL_LIMIT = 3.0
-_SEGMENT = 1400
+CONNECTION_TIMEOUT_SECONDS = 12.0
+DIAL_TIMEOUT_SECONDS = 3.0
+_SEGMENT_BYTES = 1400
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class SimNetwork:
         """Returns the one-way delay of a message (seconds), retransmissions included."""
         delay = end.host.delay + end.other.host.delay
         loss = end.host.loss + end.other.host.loss
-        if loss and self.clock.rng.random() < 1 - (1 - loss) ** (1 + size // _SEGMENT):
+        if loss and self.clock.rng.random() < 1 - (1 - loss) ** (1 + size // _SEGMENT_BYTES):
             # A lost segment costs a round trip, or a timeout if no later segment reveals the gap.
             delay += 2 * delay + (0.2 if self.clock.rng.random() < 0.3 else 0.0)
         return delay
@@ -136,7 +136,7 @@ class SimNetwork:
         """Connects; calls `opened` or `failed` a round trip or the dial's limit later, if the source is still alive."""
         host = self.hosts.get(target)
         if host is None or source.name in host.shut or self.partitioned(source, host):
-            self.clock.after(DIAL_LIMIT, failed)
+            self.clock.after(DIAL_TIMEOUT_SECONDS, failed)
             return
         self.clock.after(2 * (source.delay + host.delay), self._connect, source, host, opened, failed)
 
@@ -163,7 +163,7 @@ class SimNetwork:
             self._islands[name] = island
         for near, far in self._connections:
             if self.partitioned(near.host, far.host):
-                self.clock.after(DEAD_AFTER, self._give_up, near, far)
+                self.clock.after(CONNECTION_TIMEOUT_SECONDS, self._give_up, near, far)
         self.clock.after(seconds, self._heal, island)
 
     def cut(self, a: str, b: str) -> None:
@@ -180,7 +180,7 @@ class SimNetwork:
             for end in (near, far):
                 if end.host is host:
                     end.open = False
-                    self.clock.after(0.05 if soon else DEAD_AFTER, end.other.lose)
+                    self.clock.after(0.05 if soon else CONNECTION_TIMEOUT_SECONDS, end.other.lose)
 
     def _break(self, near: Endpoint, far: Endpoint) -> None:
         for end in (near, far):

@@ -38,13 +38,13 @@ from p2psync.sim.node import SimNode, SimWorld
 from p2psync.sim.weights import CodedVersion, ModelHistory, VersionName, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
-_RETRY = 0.4
+_RETRY_SECONDS = 0.4
 #: Seconds between checks whether an actor runs the newest version; seconds that peers have to supply a damaged chunk.
-ACCEPTANCE_EVERY, _REPLACE_AFTER = 3.0, 3.0
+ACCEPTANCE_CHECK_SECONDS, _REPLACE_SECONDS = 3.0, 3.0
 #: Start of the simulations, in seconds after `EPOCH_ZERO`.
-_BEGAN = 1e6
+_START_SECONDS = 1e6
 #: Seconds by which the hub may learn of a version later than peers do.
-HUB_LATER = (0.0, 0.3, 2.0)
+HUB_DELAY_SECONDS = (0.0, 0.3, 2.0)
 
 
 class PublishObserver(Protocol):
@@ -90,7 +90,7 @@ class SimTrainer(SimNode):
     def start(self) -> None:
         """Starts a process: takes the run over at the next epoch, and announces the disk's versions."""
         clock = self.world.clock
-        unix = EPOCH_ZERO + _BEGAN + clock.now + self.unix_skew
+        unix = EPOCH_ZERO + _START_SECONDS + clock.now + self.unix_skew
         self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(RANDOM_BITS))
         self._token: str | None = None
         self._known: set[str] = set()
@@ -100,10 +100,10 @@ class SimTrainer(SimNode):
         self._acceptance = Acceptance()
         super().start()
         self.later(0.0, self.sync)
-        self.later(ACCEPTANCE_EVERY, self._check_acceptance)
+        self.later(ACCEPTANCE_CHECK_SECONDS, self._check_acceptance)
         for id, pack in self.store.packs.items():
             if any(chunk is None for chunk in pack.chunks):  # damage was found, and the process ended before the repair
-                self.later(_REPLACE_AFTER, self._replace_pack, id)
+                self.later(_REPLACE_SECONDS, self._replace_pack, id)
 
     def copy_disk(self, other: SimTrainer, versions: int) -> None:
         """Before the first start: copies the first `versions` versions of another trainer."""
@@ -147,7 +147,7 @@ class SimTrainer(SimNode):
             self._make(None, self.name)
             self._prune(version)
         self._squash()
-        self.later(self.world.clock.rng.choice(HUB_LATER), self.sync)
+        self.later(self.world.clock.rng.choice(HUB_DELAY_SECONDS), self.sync)
 
     def _squash(self) -> None:
         """One delta from where an actor was when the hub was last heard of, if that is two versions or more behind."""
@@ -188,7 +188,7 @@ class SimTrainer(SimNode):
     def lost(self, id: bytes, index: int) -> None:
         """A chunk is damaged: peers may supply it; otherwise its manifest is retired and replaced."""
         super().lost(id, index)
-        self.later(_REPLACE_AFTER, self._replace_pack, id)
+        self.later(_REPLACE_SECONDS, self._replace_pack, id)
 
     def _replace_pack(self, id: bytes) -> None:
         pack = self.store.packs.get(id)
@@ -220,7 +220,7 @@ class SimTrainer(SimNode):
 
     def _check_acceptance(self) -> None:
         """Asks the hub whether an actor runs the newest version."""
-        self.later(ACCEPTANCE_EVERY, self._check_acceptance)
+        self.later(ACCEPTANCE_CHECK_SECONDS, self._check_acceptance)
         if self.fenced or self._acceptance.settled:
             return
         process = self.processes
@@ -317,7 +317,7 @@ class SimTrainer(SimNode):
             elif isinstance(result, P2PSyncError):
                 if isinstance(result, LeaseError):
                     self._token = None
-                self.later(_RETRY, self.sync)
+                self.later(_RETRY_SECONDS, self.sync)
             else:
                 then(result)
                 self.sync()

@@ -7,14 +7,14 @@ import pytest
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Message, Ping
 from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.payload import SCALE
-from p2psync.topology.fluid.servers import HEADERS, FluidNetwork, LinkServer, Pipe
+from p2psync.topology.fluid.servers import HEADER_FACTOR, FluidNetwork, LinkServer, Pipe
 from p2psync.topology.model import Link, Region, Topology
 from p2psync.topology.network import from_topology
 
 #: 64 KiB as they stand for.
 CHUNK = Chunk(bytes(SHORT_ID_BYTES), 0, bytes((64 << 10) // SCALE))
 #: Seconds that one takes at 100 Mbit/s.
-TURN = (64 << 10) * 8 * HEADERS / 100e6
+TURN = (64 << 10) * 8 * HEADER_FACTOR / 100e6
 
 
 class Host:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2psync.swarm.core import SwarmConfig
-from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.servers import HEADER_FACTOR
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.network import Network
 
@@ -72,7 +72,7 @@ class Race:
         """Copies that went into each region over all links together."""
         found = [0.0] * len(self.network.regions)
         for (_, b), server in self.swarm.net.links.items():
-            found[b] += server.nbytes / HEADERS / self._whole
+            found[b] += server.nbytes / HEADER_FACTOR / self._whole
         return found
 
     @property

@@ -32,7 +32,7 @@ _CSUM, _TSO4, _TSO_ECN, _USO4, _USO6 = 0x01, 0x02, 0x08, 0x20, 0x40
 _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFTXQLEN = 0x8916, 0x891C, 0x8913, 0x8914, 0x8943
 _IFF_UP = 1
 #: Length of the device's queue, in super-packets: the router reads far sooner, and a drop here would belong to no link.
-_DEVICE_QUEUE = 2000
+_DEVICE_QUEUE_PACKETS = 2000
 #: Seconds for killed processes to end, before a namespace is removed.
 _KILL_WAIT_SECONDS = 5.0
 
@@ -119,7 +119,7 @@ def open_tun(address: str, mask: str) -> int:
             for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
                 packed = struct.pack("16sHH4s8x", DEVICE.encode(), socket.AF_INET, 0, socket.inet_aton(value))
                 fcntl.ioctl(control, request, packed)
-            fcntl.ioctl(control, _SIOCSIFTXQLEN, struct.pack("16si20x", DEVICE.encode(), _DEVICE_QUEUE))
+            fcntl.ioctl(control, _SIOCSIFTXQLEN, struct.pack("16si20x", DEVICE.encode(), _DEVICE_QUEUE_PACKETS))
             for device in ("lo", DEVICE):
                 flags = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH22x", device.encode(), 0))
                 up = struct.unpack("16sH22x", flags)[1] | _IFF_UP

@@ -23,11 +23,11 @@ PLAN_SECONDS_PER_MEMBER = 0.0005
 class FluidHub:
     """Plans for the members' assumed network when the hub's scheduler says so. tell: sends a node its plan."""
 
-    def __init__(self, network: Network, clock: VirtualClock, tell: Callable[[str, NodePlan], None]) -> None:
-        self._network, self._clock, self._tell = network, clock, tell
+    def __init__(self, network: Network, clock: VirtualClock, send_plan: Callable[[str, NodePlan], None]) -> None:
+        self._network, self._clock, self._send_plan = network, clock, send_plan
         self._trainer = network.names[network.trainer]
         self._index = {name: i for i, name in enumerate(network.names)}
-        self._keeper = PlanScheduler()
+        self._scheduler = PlanScheduler()
         self._members: dict[str, Member] = {}
         self._wake = float("inf")
         self.plan: Plan | None = None
@@ -38,10 +38,10 @@ class FluidHub:
         """Registers the initial members; returns the plan for them."""
         for name in names:
             self._members[name] = _member(name, name == self._trainer)
-        self._keeper.members_changed(0, -10.0)
-        self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now)
+        self._scheduler.members_changed(0, -10.0)
+        self._scheduler.begin(self._trainer, self._members.values(), {}, self._clock.now)
         plan = self._make()
-        self._keeper.made(HubPlanResult(plan), self._clock.now)
+        self._scheduler.made(HubPlanResult(plan), self._clock.now)
         return plan
 
     def joined(self, name: str) -> None:
@@ -60,11 +60,11 @@ class FluidHub:
         self._changed()
 
     def _changed(self) -> None:
-        self._keeper.members_changed(len(self._members), self._clock.now)
+        self._scheduler.members_changed(len(self._members), self._clock.now)
         self._wait()
 
     def _wait(self) -> None:
-        due = max(self._clock.now, self._keeper.due)
+        due = max(self._clock.now, self._scheduler.due)
         if self.plan is not None and due < self._wake:
             self._wake = due
             self._clock.at(due, self._begin, due)
@@ -73,7 +73,7 @@ class FluidHub:
         if due != self._wake:
             return
         self._wake = float("inf")
-        if self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
+        if self._scheduler.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
             plan = self._make()
             self._clock.after(PLAN_SECONDS_PER_MEMBER * len(self._members), self._made, plan)
 
@@ -88,10 +88,10 @@ class FluidHub:
         return plan
 
     def _made(self, plan: Plan) -> None:
-        if self._keeper.made(HubPlanResult(plan), self._clock.now):
+        if self._scheduler.made(HubPlanResult(plan), self._clock.now):
             for name, part in zip(plan.names, plan.node_plans(), strict=True):
                 if name in self._members:
-                    self._tell(name, part)
+                    self._send_plan(name, part)
         self._wait()
 
 

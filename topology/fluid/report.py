@@ -9,7 +9,7 @@ import msgspec
 from p2psync.topology.bound import broadcast_bound, least_makespan
 from p2psync.topology.fluid.churn import Churn
 from p2psync.topology.fluid.payload import SCALE
-from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.servers import HEADER_FACTOR
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.fluid.trace import Trace, quantile
 from p2psync.topology.network import Network
@@ -155,7 +155,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     links = [
         LinkFigures(
             f"{network.regions[a]}→{network.regions[b]}",
-            server.nbytes / HEADERS / whole,
+            server.nbytes / HEADER_FACTOR / whole,
             server.nbytes / server.rate / seconds,
         )
         for (a, b), server in swarm.net.links.items()
@@ -163,7 +163,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     home = int(network.region[network.trainer])
     into: dict[int, float] = {}
     for (_, b), server in swarm.net.links.items():
-        into[b] = into.get(b, 0.0) + (server.nbytes / HEADERS / whole if b != home else 0.0)
+        into[b] = into.get(b, 0.0) + (server.nbytes / HEADER_FACTOR / whole if b != home else 0.0)
     actors = len(network.names) - len(swarm.idle_hosts) - 1
     return SwarmFigures(
         actors=actors,

@@ -11,10 +11,10 @@ from p2psync.topology.fluid.payload import SCALE
 from p2psync.topology.network import Network
 
 #: Bytes on the wire per byte of a chunk, for TCP/IP headers and frames.
-HEADERS = 1.04
+HEADER_FACTOR = 1.04
 #: One-way delay of the hosts themselves (seconds).
-_HOST_DELAY = 0.0002
-_MBIT = 1e6 / 8 / SCALE
+_HOST_DELAY_SECONDS = 0.0002
+_BYTES_PER_MBIT = 1e6 / 8 / SCALE
 
 
 class PipeEnd(Protocol):
@@ -37,7 +37,7 @@ class LinkServer:
     __slots__ = ("free", "nbytes", "rate")
 
     def __init__(self, mbit: float) -> None:
-        self.rate = mbit * _MBIT
+        self.rate = mbit * _BYTES_PER_MBIT
         self.free = 0.0
         self.nbytes = 0.0
 
@@ -108,7 +108,7 @@ class FluidNetwork:
         self.up = [LinkServer(float(rate)) for rate in network.up]
         self.down = [LinkServer(float(rate)) for rate in network.down]
         self.links: dict[tuple[int, int], LinkServer] = {}
-        self._delays: list[list[float]] = (network.delay + _HOST_DELAY).tolist()
+        self._delays: list[list[float]] = (network.delay + _HOST_DELAY_SECONDS).tolist()
         self._regions: list[int] = network.region.tolist()
         self.messages = 0
 
@@ -181,7 +181,7 @@ class FluidNetwork:
 
     def _launch(self, pipe: Pipe, chunk: Chunk) -> None:
         pipe.in_flight += len(chunk.data)
-        self._clock.at(pipe.up.take(len(chunk.data) * HEADERS, self._clock.now), self._left, pipe, chunk)
+        self._clock.at(pipe.up.take(len(chunk.data) * HEADER_FACTOR, self._clock.now), self._left, pipe, chunk)
 
     def _left(self, pipe: Pipe, chunk: Chunk) -> None:
         if not pipe.source.alive:
@@ -189,12 +189,12 @@ class FluidNetwork:
         pipe.source.flushed(pipe.target.name, len(chunk.data))
         when = self._clock.now
         if pipe.link is not None:
-            when = pipe.link.take(len(chunk.data) * HEADERS, when)
+            when = pipe.link.take(len(chunk.data) * HEADER_FACTOR, when)
         self._clock.at(when + pipe.delay, self._enter, pipe, chunk)
 
     def _enter(self, pipe: Pipe, chunk: Chunk) -> None:
         if pipe.target.alive:
-            self._clock.at(pipe.down.take(len(chunk.data) * HEADERS, self._clock.now), self._arrive, pipe, chunk)
+            self._clock.at(pipe.down.take(len(chunk.data) * HEADER_FACTOR, self._clock.now), self._arrive, pipe, chunk)
 
     def _arrive(self, pipe: Pipe, chunk: Chunk) -> None:
         pipe.acks.append((self._clock.now + pipe.delay, len(chunk.data)))
