@@ -1,4 +1,4 @@
-"""Swarms on a fluid network: near the bound, through churn, and the same each time."""
+"""Swarms on a fluid network: near the bound, under churn, and reproducible."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
 
 
 def test_all_live_nodes_converge_under_churn() -> None:
-    # Six tenths of the nodes a minute, and more plans under way.
+    # Six tenths of the nodes leave per minute, and several plans are made.
     network = drawn(66, 4)
     idle_hosts = spare_hosts(network.names, network.names[network.trainer], 6, 3)
     options = replace(SMALL, payload_bytes=16 << 20, versions=4, every=3.0)
@@ -112,7 +112,7 @@ def test_all_live_nodes_converge_under_churn() -> None:
         figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, idle_hosts=idle_hosts)
         check_churned(figures, trace, network)
         wasted.append(figures.wasted)
-    # Who misses a parent asks others for what may be on its way still.
+    # A node that lost a parent requests chunks from others that may still be in flight.
     assert sum(wasted) / len(wasted) < 0.05
 
 
@@ -143,7 +143,7 @@ def test_a_joining_node_fetches_the_newest_payload() -> None:
     assert network.names[-1] not in before
     swarm.clock.run(20.0, lambda: False)
     assert network.names[-1] in swarm.trace.finished[1]
-    # The next plan has a place for it.
+    # The next plan includes it.
     assert swarm.hub.plan is not None and network.names[-1] in swarm.hub.plan.names
     assert swarm.live[network.names[-1]].plan is not None
 
@@ -152,7 +152,7 @@ def test_unfinished_nodes_are_named() -> None:
     swarm = FluidSwarm(drawn(10, 2), replace(SMALL, limit=0.5))
     swarm.start()
     swarm.run()
-    with pytest.raises(NotConvergedError, match="10 nodes have not got"):
+    with pytest.raises(NotConvergedError, match="10 nodes did not get"):
         swarm.check()
 
 

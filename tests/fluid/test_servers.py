@@ -1,4 +1,4 @@
-"""The flow-level network: links take turns, and what may be under way is bounded."""
+"""The flow-level network: links are FIFO, and data in flight is bounded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from p2psync.topology.fluid.servers import HEADER_FACTOR, FluidNetwork, LinkServ
 from p2psync.topology.model import Link, Region, Topology
 from p2psync.topology.network import from_topology
 
-#: 64 KiB as they stand for.
+#: 64 KiB, scaled.
 CHUNK = Chunk(bytes(SHORT_ID_BYTES), 0, bytes((64 << 10) // SCALE))
-#: Seconds that one takes at 100 Mbit/s.
+#: Seconds of one chunk at 100 Mbit/s.
 TURN = (64 << 10) * 8 * HEADER_FACTOR / 100e6
 
 
 class Host:
-    """Notes what happens."""
+    """Records events."""
 
     def __init__(self, name: str, clock: VirtualClock) -> None:
         self.name, self.alive, self.clock = name, True, clock

@@ -1,4 +1,4 @@
-"""The hub in both families: who it sees, and how its client finds it."""
+"""The hub with IPv4 and IPv6: the addresses that it sees, and how its client finds it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINK_LOCAL = "-6 addr add fe80::1/64 dev v0 nodad"
 
 
 async def seen(host: str, info: NodeInfo) -> NodeInfo:
-    """What a hub that listens to every address announces of a node that joins by this host."""
+    """Returns what a hub that listens on every address announces of a node that joins through this host."""
     service = HubService(HubConfig(trusted=TRUSTED))
     port = await service.start("", 0)
     async with HubClient(url_of(host, port)) as client:
@@ -64,7 +64,7 @@ def test_what_a_node_advertises_is_announced_as_it_is() -> None:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Have `hub.test` be the name of these addresses, in this order."""
+    """Makes `hub.test` resolve to these addresses, in this order."""
     real = socket.getaddrinfo
 
     def answer(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
@@ -128,7 +128,7 @@ def test_a_name_whose_every_address_refuses_gives_one_cause(monkeypatch: pytest.
 
 
 async def failure(url: str) -> str:
-    """What is said of a hub that cannot be reached."""
+    """Returns the error of an unreachable hub."""
     async with HubClient(url) as client:
         with pytest.raises(HubError) as failed:
             await client.view()

@@ -1,4 +1,4 @@
-"""The client before hubs that are absent, slow, endless, or no hubs at all."""
+"""The client against hubs that are absent, slow or endless, and against other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Membership over HTTP: joining, renewing, leaving, ending, and who is told."""
+"""Membership over HTTP: joins, renewals, leaves, expiries, and their listeners."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
     clock.now += 9
     hub.tick()
     (member,) = hub.core.view().members
-    assert (member.version, member.digest) == (3, "ab" * 16), "what it runs is what it told before"
+    assert (member.version, member.digest) == (3, "ab" * 16), "its version is the one reported before"
 
 
 @pytest.mark.parametrize("members", [2, 257, 1000])
@@ -207,10 +207,10 @@ async def test_a_returning_reader_gets_changes_whatever_the_number_of_members(
     waiting = asyncio.create_task(client.view(known.instance, known.revision, wait=10.0, changes=True))
     await until(lambda: hub.waiting)
     await client.join(node(members))
-    news = await waiting
-    assert (news.since, [member.info for member in news.members]) == (known.revision, [node(members)])
-    assert merge_views(known, news) == await client.view()
-    idle = await client.view(news.instance, news.revision, changes=True)
-    assert (idle.members, idle.lineage, idle.since) == ([], [], news.revision)
-    assert len((await client.view(news.instance, known.revision)).members) == members + 1, "all of it to who asks so"
+    changes = await waiting
+    assert (changes.since, [member.info for member in changes.members]) == (known.revision, [node(members)])
+    assert merge_views(known, changes) == await client.view()
+    idle = await client.view(changes.instance, changes.revision, changes=True)
+    assert (idle.members, idle.lineage, idle.since) == ([], [], changes.revision)
+    assert len((await client.view(changes.instance, known.revision)).members) == members + 1, "the whole view"
     assert len((await client.view("another hub", 3, changes=True)).members) == members + 1

@@ -1,4 +1,4 @@
-"""The plan over HTTP: who gets which part, when the planner runs, and how small the answer is that all wait for."""
+"""The plan over HTTP: who gets which part, when the planner runs, and the size of the view."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from p2psync.protocol.plan import NodePlan, TreePosition, outside
 
 
 class StarPlanner:
-    """The trainer feeds everyone; remembers its tasks. before: called in its thread before each plan."""
+    """Plans a star around the trainer, and records its tasks. before: called in its thread before each plan."""
 
     def __init__(self, before: Callable[[], None] = lambda: None, warm: Callable[[], None] = lambda: None) -> None:
         self.tasks: list[PlanTask] = []
@@ -48,7 +48,7 @@ class StarPlanner:
 
 
 class StarBook:
-    """What the star comes to for each node."""
+    """Each node's part of the star."""
 
     def __init__(self, revision: int, task: PlanTask) -> None:
         self.revision = revision
@@ -70,7 +70,7 @@ class StarBook:
 
 @asynccontextmanager
 async def planning(planner: StarPlanner, troubles: list[str] | None = None) -> AsyncIterator[HubClient]:
-    """A client of a hub on the real clock that plans, and whose run is claimed."""
+    """A client of a planning hub with a claimed run, on the real clock."""
     reported = [] if troubles is None else troubles
     service = HubService(HubConfig(trusted=TRUSTED), planner=planner, on_trouble=reported.append)
     async with HubClient(f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}") as client, asyncio.timeout(10):
@@ -82,7 +82,7 @@ async def planning(planner: StarPlanner, troubles: list[str] | None = None) -> A
 
 
 async def shown(client: HubClient, plan: int) -> View:
-    """Wait until the view shows this plan."""
+    """Waits until the view shows this plan."""
     view = await client.view()
     while view.plan < plan:
         view = await client.view(view.instance, view.revision, wait=30)
@@ -148,7 +148,7 @@ async def test_planning_blocks_no_request_and_no_second_plan_is_begun() -> None:
 
 
 def assert_set(event: threading.Event) -> None:
-    """Wait for it in a thread, but not for ever."""
+    """Waits for an event in a thread, with a time limit."""
     assert event.wait(10)
 
 
@@ -205,7 +205,7 @@ async def test_a_member_outside_the_plan_gets_an_empty_part() -> None:
         go.set()
 
 
-# how small the answer is
+# the size of the view
 
 
 async def test_the_view_stays_small_however_much_is_announced(hub: HubService, client: HubClient) -> None:
@@ -225,7 +225,7 @@ async def test_the_view_stays_small_however_much_is_announced(hub: HubService, c
     assert view.lineage[-1].inline == newest
     assert len(view.lineage) == 65 and len(view.members) == 12
     answer = await hub.wait_view(hub.core.instance, revision, 0.0, packed=True)
-    # Ten segments of an idle connection's first flight.
+    # Ten segments: the initial congestion window of an idle connection.
     assert len(newest) > 3000 and len(answer) < 14_000
 
 
@@ -244,8 +244,8 @@ async def test_readers_of_one_revision_share_one_encoding(hub: HubService, clien
     assert (await get(revisions[-3]))[0] is behind
     assert (await get(revisions[-1]))[1] == []
     assert (await get(revisions[0]))[1] == (await get(0))[1] == list(range(4, 12)), "eight at most"
-    assert (await get(99, "another"))[1] == list(range(4, 12)), "it knew a hub that is no more"
-    assert (await get(-1, ""))[1] == list(range(12)), "who knows nothing needs all"
+    assert (await get(99, "another"))[1] == list(range(4, 12)), "it read from an earlier hub process"
+    assert (await get(-1, ""))[1] == list(range(12)), "a new reader needs all"
     assert (await get(revisions[-3]))[0] is behind
     await client.join(node(1))
     assert (await get(revisions[-3]))[0] is not behind

@@ -1,4 +1,4 @@
-"""Claims and announcements over HTTP: the long-poll wakes, large manifests travel, and impostors are refused."""
+"""Claims and announcements over HTTP: long polls wake, large manifests travel, and impostors are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service at its edges: tokens, bodies that are no requests, addresses in use, metrics and health."""
+"""The service's edge cases: tokens, malformed bodies, addresses in use, metrics and health."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ async def test_a_long_polls_congestion_window_survives_idleness(
     view = await client.view()
     assert names == []
     await client.view(view.instance, view.revision - 1, 5.0)
-    assert names == [usual], "a near one is left as it is"
+    assert names == [usual], "a near connection keeps its congestion control"
     monkeypatch.setattr(tcp, "NEAR_RTT", 0.0)
     await client.view(view.instance, view.revision - 1, 5.0)
     assert names == [usual, "bbr"]

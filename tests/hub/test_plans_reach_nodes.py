@@ -1,4 +1,4 @@
-"""A real hub with the real planner, and real nodes: each gets its part of the plan, and connects by it."""
+"""A real hub with the real planner and real nodes: each gets its part of the plan, and connects accordingly."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Swarm:
         return {number: node.core.plan for number, node in self.nodes.items() if node.core.plan is not None}
 
     def settled(self) -> bool:
-        """Whether all follow the plan that the hub holds, it is one of exactly these nodes, and they are connected."""
+        """Whether all nodes follow the hub's plan, it covers exactly these nodes, and they are connected."""
         plans = self.plans()
         if len(plans) < len(self.nodes) or {p.revision for p in plans.values()} != {self.hub.core.view().plan}:
             return False
@@ -91,7 +91,7 @@ async def swarm(place: Path) -> AsyncIterator[Swarm]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in nodes, which tell nobody)
+        while not condition():  # noqa: ASYNC110 (the condition changes in nodes, without an event to wait for)
             await asyncio.sleep(0.01)
 
 
@@ -103,7 +103,7 @@ async def test_nodes_get_their_part_after_joins_and_a_new_one_after_a_leave(tmp_
         first = made.plans()
         edges = {(number, peer) for number, plan in first.items() for peer in plan.fractions_to()}
         back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in plan.fractions_from()}
-        assert edges == back, "the parts fit together"
+        assert edges == back, "the parts agree"
         await made.remove(2)
         await until(made.settled)
         assert made.plans()[0].revision > first[0].revision

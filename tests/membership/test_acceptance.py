@@ -1,4 +1,4 @@
-"""Whether some actor runs what was published: what follows from refusals, and from silence."""
+"""Version acceptance: the effects of actors' rejections, and of their silence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def member(name: str, runs: int | None = None, refused: int | None = None, role:
 
 
 def begun(versions: int = 1) -> Acceptance:
-    """After so many versions at time 0, of which actors run the one before the last."""
+    """A monitor after this many versions at time 0; actors run the last but one."""
     acceptance = Acceptance()
     for version in range(versions):
         acceptance.published(position(version), 0.0)
@@ -51,7 +51,7 @@ def test_a_rejection_is_ignored_once_another_actor_runs_the_version() -> None:
 
 
 def test_a_rejection_of_an_older_version_counts_while_no_actor_runs_a_later_one() -> None:
-    """Actors try again after growing pauses, while the trainer goes on publishing."""
+    """Actors retry with backoff while the trainer goes on publishing."""
     acceptance = begun(2)
     acceptance.published(position(2), 1.0)
     acceptance.published(position(3), 2.0)

@@ -1,4 +1,4 @@
-"""A node that is told only what changed knows the same as one that is told everything."""
+"""Incremental views: a node that merges changes has the same view as one that reads all of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from p2psync.membership.records import Join, Leave, Renew, View
 
 
 def bare(view: View) -> View:
-    """A view without what is inlined, and without the versions that members run, which changes do not tell."""
+    """A view without inlined manifests and members' versions, which changes leave out."""
     members = [msgspec.structs.replace(member, version=None, digest="") for member in view.members]
     lineage = [msgspec.structs.replace(a, inline=None) for a in view.lineage]
     return msgspec.structs.replace(view, members=members, lineage=lineage)
 
 
 class Swarm:
-    """A hub and what happens at it."""
+    """A hub and its random operations."""
 
     def __init__(self) -> None:
         self.core: HubCore = make_core(ttl=10.0)
@@ -32,7 +32,7 @@ class Swarm:
         self.leases: dict[int, str] = {}
 
     def happen(self, what: int, number: int) -> None:
-        """One of the things that can."""
+        """Performs one random operation."""
         core = self.core
         if what == 0:
             self.leases[number] = core.join(Join(info=node(number)), lease=fresh(), now=self.now).lease
@@ -69,13 +69,13 @@ def test_merged_changes_equal_the_whole_view(events: list[tuple[int, int]]) -> N
     known = swarm.core.view()
     for what, number in events:
         if what == 8:  # it asks, after as many changes as there were
-            news = swarm.core.changes(known.revision)
-            known = merge_views(known, news) if news is not None else swarm.core.view(known.revision)
+            changes = swarm.core.changes(known.revision)
+            known = merge_views(known, changes) if changes is not None else swarm.core.view(known.revision)
             assert bare(known) == bare(swarm.core.view())
         else:
             swarm.happen(what, number)
-    news = swarm.core.changes(known.revision)
-    assert news is None or bare(merge_views(known, news)) == bare(swarm.core.view())
+    changes = swarm.core.changes(known.revision)
+    assert changes is None or bare(merge_views(known, changes)) == bare(swarm.core.view())
 
 
 def test_changes_have_constant_size_in_a_large_swarm() -> None:
@@ -87,11 +87,11 @@ def test_changes_have_constant_size_in_a_large_swarm() -> None:
     known = core.revision
     announce(core, token, manifest(100, 99))
     core.join(Join(info=node(5000)), lease="one more", now=0.0)
-    news = core.changes(known)
-    assert news is not None and news.since == known
-    assert [a.version for a in news.lineage] == [100] and news.lineage[0].inline is not None
-    assert [member.info for member in news.members] == [node(5000)] and news.gone == news.retired == []
-    assert len(msgspec.json.encode(news)) < 2500
+    changes = core.changes(known)
+    assert changes is not None and changes.since == known
+    assert [a.version for a in changes.lineage] == [100] and changes.lineage[0].inline is not None
+    assert [member.info for member in changes.members] == [node(5000)] and changes.gone == changes.retired == []
+    assert len(msgspec.json.encode(changes)) < 2500
 
 
 def test_a_reader_with_an_old_revision_or_none_gets_the_whole_view() -> None:
@@ -109,8 +109,8 @@ def test_a_reader_with_an_old_revision_or_none_gets_the_whole_view() -> None:
 
 
 def test_changes_apply_to_one_base_view_only() -> None:
-    news = View(instance="hub", revision=5, since=4)
+    changes = View(instance="hub", revision=5, since=4)
     for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
         with pytest.raises(FormatError, match="requests the whole view"):
-            merge_views(before, news)
-    assert merge_views(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)
+            merge_views(before, changes)
+    assert merge_views(View(instance="hub", revision=4), changes) == View(instance="hub", revision=5)

@@ -1,4 +1,4 @@
-"""Members that come and go for long leave nothing behind, at the hub or at a node."""
+"""Long churn: departed members leave nothing behind, at the hub or at a node."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from held_parts import entries
 from membership_parts import announce, claim, fresh, make_core, manifest, node
+from reachable_objects import entries
 
 from p2psync.errors import FencedError
 from p2psync.membership.changes import MAX_CHANGES
@@ -20,12 +20,12 @@ from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.told_paths import most_paths
 
-#: Members at a time, and rounds in each of which all of them are others.
+#: Simultaneous members, and rounds, each with new members.
 AT_A_TIME, ROUNDS = 20, 60
 
 
 class Book:
-    """A plan of those who are there."""
+    """A plan over the current members."""
 
     diagnostics: dict[str, str] = {}  # noqa: RUF012 (a plan has none here)
 
@@ -37,8 +37,8 @@ class Book:
         return self._parts.get(name)
 
 
-def at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> list[int]:
-    """What a hub holds after each round; turn: what a round's members do."""
+def at_the_hub(member_actions: Callable[[HubCore, int, list[str], float], None]) -> list[int]:
+    """Returns the hub's size after each round; member_actions: the actions of a round's members."""
     core = make_core()
     core.join(Join(info=node(0, role="trainer")), lease="trainer", now=0.0)
     token = claim(core, claimant=0)
@@ -56,7 +56,7 @@ def at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> list[i
         assert task is not None
         plan_result: PlanResult = Book(number + 1, [member.info.node for member in task.members])
         core.plan_made(plan_result, now + 2)
-        turn(core, number, leases, now + 3)
+        member_actions(core, number, leases, now + 3)
         core.renew(Renew(lease="trainer"), now=now + 9)
         now += 14
         core.renew(Renew(lease="trainer"), now=now)
@@ -72,7 +72,7 @@ def leave(core: HubCore, number: int, leases: list[str], now: float) -> None:
 
 
 def expire(core: HubCore, number: int, leases: list[str], now: float) -> None:
-    """They say nothing more."""
+    """They report nothing."""
 
 
 def break_off(core: HubCore, number: int, leases: list[str], now: float) -> None:
@@ -88,9 +88,11 @@ def ask_and_fail(core: HubCore, number: int, leases: list[str], now: float) -> N
         claim(core, now, epoch=0, claimant=5)
 
 
-@pytest.mark.parametrize("turn", [leave, expire, break_off, ask_and_fail])
-def test_departed_members_leave_nothing_at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> None:
-    held = at_the_hub(turn)
+@pytest.mark.parametrize("member_actions", [leave, expire, break_off, ask_and_fail])
+def test_departed_members_leave_nothing_at_the_hub(
+    member_actions: Callable[[HubCore, int, list[str], float], None],
+) -> None:
+    held = at_the_hub(member_actions)
     filled = MAX_CHANGES // (2 * AT_A_TIME)  # rounds until as many changes are remembered as ever are
     assert max(held[filled + 4 :]) <= max(held[filled : filled + 4]) + 8 * AT_A_TIME
 

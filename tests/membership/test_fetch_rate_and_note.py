@@ -1,4 +1,4 @@
-"""What members and the trainer say beside versions: how fast chunks come, and a line for people."""
+"""Reports besides versions: the fetch rate of members, and the trainer's note."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_the_status_carries_the_trainers_last_note() -> None:
     core = make_core()
     token = claim(core)
     assert core.status(0, 0).note == ""
-    core.announce(Announce(token=token, manifests=[manifest(0)], note="profile fast: as told"), now=0.0)
+    core.announce(Announce(token=token, manifests=[manifest(0)], note="profile fast: as configured"), now=0.0)
     announce(core, token, manifest(1, 0))
-    assert core.status(0, 0).note == "profile fast: as told"
+    assert core.status(0, 0).note == "profile fast: as configured"
     with pytest.raises(FormatError, match="note"):
         core.announce(Announce(token=token, manifests=[manifest(2, 1)], note="two\nlines"), now=0.0)
     with pytest.raises(FormatError, match="note"):

@@ -1,4 +1,4 @@
-"""The hub's core: bounds on what members say, fencing, the lineage, and when the revision rises."""
+"""The hub's core: bounds on reports, fencing, the lineage, and when the revision rises."""
 
 from __future__ import annotations
 

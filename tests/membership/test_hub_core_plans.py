@@ -1,4 +1,4 @@
-"""The hub's core and the plan: what makes one due, what is shown of it, and who gets what."""
+"""The hub's core and the plan: when one is due, what the view shows of it, and who gets which part."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAINER = node(1).node
 
 
 class Book:
-    """A plan with a place for some nodes."""
+    """A plan with positions for some nodes."""
 
     def __init__(self, revision: int, *names: str) -> None:
         self.revision = revision
@@ -72,7 +72,7 @@ def test_renewals_announcements_and_claims_of_the_same_trainer_make_none_due() -
 def test_the_planner_learns_whether_chunks_are_in_flight() -> None:
     core, leases = planned_hub()
 
-    def is_quiet(now: float, *versions: int) -> bool:
+    def is_idle(now: float, *versions: int) -> bool:
         core.renew(Renew(lease=leases[0], statistics=NodeStatistics(up=10 * now)), now=now)
         for lease, version in zip(leases[1:], versions, strict=True):
             core.renew(Renew(lease=lease, version=version, digest="a" * 32), now=now)
@@ -81,11 +81,11 @@ def test_the_planner_learns_whether_chunks_are_in_flight() -> None:
         core.plan_made(Book(int(now)), now)
         return task.idle
 
-    assert is_quiet(2, 7, 8), "no version yet"
+    assert is_idle(2, 7, 8), "no version yet"
     announce(core, claim(core), manifest(0))
-    assert not is_quiet(4, 7, 8)
-    assert not is_quiet(6, 0, 8)
-    assert is_quiet(8, 0, 0), "the trainer has it anyway"
+    assert not is_idle(4, 7, 8)
+    assert not is_idle(6, 0, 8)
+    assert is_idle(8, 0, 0), "the trainer has it anyway"
 
 
 def test_statistics_of_a_transfer_are_planned_with_once_all_run_the_newest_version() -> None:
@@ -104,7 +104,7 @@ def test_statistics_of_a_transfer_are_planned_with_once_all_run_the_newest_versi
     announce(core, claim(core), manifest(1, 0))
     for lease in leases[1:]:
         core.renew(Renew(lease=lease, version=1, digest="b" * 32), now=11)
-    assert core.next_plan() == float("inf"), "nobody told anything since"
+    assert core.next_plan() == float("inf"), "no member reported anything since"
 
 
 def test_statistics_reach_the_planner() -> None:
@@ -133,7 +133,7 @@ def test_a_failed_plan_leaves_the_last_one() -> None:
     core.join(Join(info=node(7)), lease=fresh(), now=2)
     assert core.begin_plan(3) is not None
     revision = core.revision
-    assert core.plan_failed("no way", 3)
+    assert core.plan_failed("cannot plan", 3)
     assert (core.view().plan, core.revision) == (1, revision)
     assert core.node_plan(leases[0], 4).revision == 1
     assert core.next_plan() < float("inf")
@@ -158,11 +158,11 @@ def test_before_the_first_plan_a_request_for_it_fails() -> None:
         core.node_plan(lease, 1)
 
 
-# what is inlined for whom
+# inlined manifests by reader
 
 
 def inlined(core: HubCore, known: int) -> list[int]:
-    """Versions of manifests that ride in the view of one who knows a revision."""
+    """Versions of the manifests that are inlined for a reader of a revision."""
     return [a.version for a in core.view(known).lineage if a.inline is not None]
 
 
@@ -175,7 +175,7 @@ def test_a_returning_reader_gets_only_unseen_manifests() -> None:
     assert inlined(core, 0) == [0, 1, 2, 3]
     assert inlined(core, revisions[1]) == [2, 3]
     assert inlined(core, revisions[3]) == inlined(core, 99) == []
-    assert [a.version for a in core.view(99).lineage] == [0, 1, 2, 3], "the lineage itself is always whole"
+    assert [a.version for a in core.view(99).lineage] == [0, 1, 2, 3], "the lineage itself is always complete"
     announce(core, token, retire=(core.view().lineage[0].id,))
     core.join(Join(info=node(1)), lease=fresh(), now=0)
     assert inlined(core, revisions[2]) == [3]
@@ -218,7 +218,7 @@ def test_co_publishers_are_planned_with_the_trainer_until_another_trainer_claims
 
 
 def members_of(task: object) -> list[str]:
-    """Who is planned for."""
+    """The planned nodes."""
     assert isinstance(task, PlanTask)
     return [member.info.node for member in task.members]
 
@@ -231,7 +231,7 @@ def test_a_suspected_member_that_does_not_return_leaves_the_plan() -> None:
     core.expire(2 + SUSPICION_SECONDS)
     task = core.begin_plan(core.next_plan())
     assert members_of(task) == [TRAINER, node(3).node]
-    assert len(core) == 3, "it holds its lease, and is a member to all"
+    assert len(core) == 3, "it holds its lease, and is a member"
     core.plan_made(Book(2), 4)
     for there in (lambda: core.heard_from(leases[1], 5), lambda: core.renew(Renew(lease=leases[1]), now=8)):
         there()
@@ -266,7 +266,7 @@ def test_an_ended_lease_is_not_suspected() -> None:
     core.suspect(leases[1], 2)
     core.leave(Leave(lease=leases[1]), now=2.1)
     core.suspect(leases[1], 2.2)
-    core.suspect("nobody's", 2.2)
+    core.suspect("unknown", 2.2)
     assert core.begin_plan(core.next_plan()) is not None
     core.plan_made(Book(2), 2.3)
     assert core.next_expiry() == 10

@@ -16,7 +16,7 @@ from p2psync.membership.renewal import MAX_REFUSED, parse_renewal
 LEASE = "a" * 32
 TTL = 10.0
 
-#: Anything that JSON can say, infinities and not-a-number by way of null and of numbers beyond every float.
+#: Any JSON value, with null and numbers beyond every float in place of infinities and not-a-number.
 scalars = st.none() | st.booleans() | st.integers(-(1 << 70), 1 << 70) | st.floats() | st.text(max_size=40)
 anything = st.recursive(
     scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner), max_leaves=8
@@ -39,14 +39,14 @@ renewals = st.fixed_dictionaries(
 
 
 def renewed(body: bytes, trouble: FormatError | None = None) -> tuple[str, list[NodeStatistics], int | None]:
-    """Renew a lease of 10 s at second 9 by this body; returns what the hub refused and what it knows then."""
+    """Renews a lease of 10 s at second 9 with this body; returns what the hub refused and its state afterwards."""
     core = make_core(ttl=TTL)
     core.join(Join(info=node(1)), lease=LEASE, now=0.0)
     core.join(Join(info=node(2)), lease=fresh(), now=0.0)
     granted = core.renew(parse_renewal(body, trouble), now=TTL - 1)
-    assert core.expire(2 * TTL - 1.5) and len(core) == 1, "it lasts from the renewal, and the other one does not"
+    assert core.expire(2 * TTL - 1.5) and len(core) == 1, "it lasts from the renewal, and the other lease ends"
     member = core.view().members[0]
-    assert member.info == node(1), "of what a node is nothing changes"
+    assert member.info == node(1), "the node's description is unchanged"
     check_running(member.version, member.digest)
     check_rate(member.fetch_rate)
     assert len(granted.refused) <= MAX_REFUSED

@@ -1,4 +1,4 @@
-"""Which run is followed, and the words for it."""
+"""Which run a node follows, and its description for people."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ def test_runs_are_named_by_the_digits_and_the_time_of_their_creation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ways_out"),
+    ("reason", "remedies"),
     [
         ("older", [f"--supersede {B[:12]}", f"--follow-run {A[:12]}"]),
         ("fenced", ["--supersede", "newest store"]),
         ("other", ["leave --follow-run out"]),
     ],
 )
-def test_a_run_refusal_names_both_runs_and_the_remedies(reason: str, ways_out: list[str]) -> None:
+def test_a_run_refusal_names_both_runs_and_the_remedies(reason: str, remedies: list[str]) -> None:
     text = RunRefusal(reason, A, 1, B, 2, A[:12]).text()  # type: ignore[arg-type]
-    assert "not followed" in text and "\n" not in text and all(way in text for way in ways_out)
+    assert "not followed" in text and "\n" not in text and all(remedy in text for remedy in remedies)

@@ -1,4 +1,4 @@
-"""What nodes measure: bounds on what they say, how long the hub keeps it, and which changes count."""
+"""Network statistics: their bounds, how long the hub keeps them, and which changes count."""
 
 from __future__ import annotations
 
@@ -139,11 +139,11 @@ def test_a_change_by_a_fifth_or_a_failure_is_substantial(
 def test_a_failed_path_is_substantial_only_if_the_plan_uses_it() -> None:
     failed = NodeStatistics(paths=[PathStatistics(PEER, failed=True)])
     works_again = NodeStatistics(paths=[PathStatistics(PEER, rtt=0.1)])
-    for news in (has_degraded, changed_substantially):
+    for is_change in (has_degraded, changed_substantially):
         assert (
-            news(None, failed)
-            and news(None, failed, [PEER])
-            and news(NodeStatistics(paths=[PathStatistics(PEER)]), failed, [])
+            is_change(None, failed)
+            and is_change(None, failed, [PEER])
+            and is_change(NodeStatistics(paths=[PathStatistics(PEER)]), failed, [])
         )
-        assert not news(None, failed, []), "one that was not told of before, and that nobody counts on"
+        assert not is_change(None, failed, []), "a new failure of a path that no plan uses"
     assert changed_substantially(failed, works_again, [])

@@ -1,4 +1,4 @@
-"""A hub changes runs by itself only where nobody holds it and the new run is newer; else only on purpose."""
+"""A hub changes runs by itself only if nobody holds it and the new run is newer; otherwise only on purpose."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_claim_without_take_over_keeps_its_signed_bytes() -> None:
     KEY.public_key().verify(bytes.fromhex(made.signature), claim_bytes(made))
 
 
-# a hub that was started anew
+# a restarted hub
 
 
 def test_a_rejoined_trainer_holds_a_restarted_hub_before_it_claims() -> None:
@@ -112,7 +112,7 @@ def test_actors_alone_do_not_hold_a_hub() -> None:
     claim(core, run=LATER_RUN, claimant=2)
 
 
-# a hub inside a trainer
+# an embedded hub
 
 
 def own_claim(core: HubCore, **fields: object) -> None:
@@ -143,18 +143,18 @@ def test_an_own_nonce_is_valid_once_and_untrusted_keys_learn_nothing() -> None:
         core.claim(signed_claim(nonce), token=fresh(), now=0)
 
 
-# what members tell
+# members' reports
 
 
 def test_members_report_their_run_and_why_they_wait() -> None:
     core = make_core()
     lease = join(core, 1, version=1, digest="ab" * 16, run=RUN, epoch=4)
     core.renew(
-        Renew(lease=lease, version=1, digest="ab" * 16, run=RUN, epoch=4, waits="told\x1b[31m\n" + "x" * 999), now=1
+        Renew(lease=lease, version=1, digest="ab" * 16, run=RUN, epoch=4, waits="busy\x1b[31m\n" + "x" * 999), now=1
     )
     (member,), (age,) = core.view().members, core.status(now=1, started=0).ages
     assert (member.run, member.epoch) == (RUN, 4)
-    assert age.waits.startswith("told [31m x") and age.waits.isprintable() and len(age.waits) == 400
+    assert age.waits.startswith("busy [31m x") and age.waits.isprintable() and len(age.waits) == 400
 
 
 def test_a_member_of_another_run_does_not_run_the_newest_version_though_its_number_is_the_same() -> None:

@@ -58,14 +58,14 @@ def test_versions_are_fetched_before_the_hub_announces_them_and_committed_after(
 
     def vetted(self: NodeCore, vet: Vet, manifest: Manifest, now: float) -> bool:
         nonlocal taken
-        news = original(self, vet, manifest, now)
-        taken += news
-        return news
+        is_new = original(self, vet, manifest, now)
+        taken += is_new
+        return is_new
 
     monkeypatch.setattr(NodeCore, "vetted", vetted)
     for seed in range(4):
         run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
-    assert taken > 8, "that nothing is committed before the hub says so is watched in every simulation"
+    assert taken > 8, "every simulation checks that nothing is committed before the hub announces it"
 
 
 def test_a_copy_of_an_old_version_saves_the_anchor() -> None:

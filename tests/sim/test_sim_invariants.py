@@ -56,7 +56,7 @@ def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What comes from the disk are bytes, what comes from peers is a view of memory.
+    # Chunks from the disk are bytes, chunks from peers are memory views.
     monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: isinstance(data, bytes))
     assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "honest"
 

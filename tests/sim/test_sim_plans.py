@@ -1,4 +1,4 @@
-"""Simulations in which the hub plans: every node gets its part, and any plan at all leaves the swarm whole."""
+"""Simulations in which the hub plans: every node gets its part, and the swarm converges with any plan."""
 
 from __future__ import annotations
 

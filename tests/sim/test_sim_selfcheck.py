@@ -1,4 +1,4 @@
-"""A trainer that signs what nobody can decode, rot that nobody knows of, a trainer from a backup: all end well."""
+"""Recovery from versions that no actor can decode, from unnoticed rot, and from a restored backup."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Flipped(SimTrainer):
             super()._prune(anchor)
 
     def signed_digest(self, name: VersionName, digest: bytes) -> bytes:
-        """What it takes for the digest of a version."""
+        """The digest that it signs for a version."""
         return digest if len(name) <= 2 else blake3(repr(name).encode()).digest(16)
 
     def replace(self, reason: str) -> None:

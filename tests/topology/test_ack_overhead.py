@@ -1,4 +1,4 @@
-"""What acknowledging takes of uplinks."""
+"""The share of uplinks that acknowledgements take."""
 
 from __future__ import annotations
 

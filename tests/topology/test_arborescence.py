@@ -1,4 +1,4 @@
-"""The cheapest arborescence is the one that trying all of them finds."""
+"""The cheapest arborescence equals the best one of an exhaustive search."""
 
 from itertools import product
 
@@ -52,6 +52,6 @@ def test_missing_arcs_are_not_used() -> None:
 def test_nested_cycles_are_expanded() -> None:
     rng = np.random.default_rng(5)
     at = rng.random(60)
-    # Near nodes are cheap both ways: every group is a cycle first, and groups of groups are.
+    # Arcs between near nodes are cheap in both directions: groups form cycles, and groups of groups do.
     cost = np.abs(at[:, None] - at[None, :]) * (1 + 0.01 * rng.random((60, 60)))
     assert spans(tuple(cheapest_arborescence(cost, 7).tolist()), 7)

@@ -1,4 +1,4 @@
-"""Nodes that publish beside the trainer: one root to the planner, each a parent to the nodes below."""
+"""Co-publishers: one node to the planner, each a parent to the publisher's children."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def member(number: int, role: str = "actor") -> Member:
 
 
 def reported(members: int, rate: float = 100.0) -> dict[str, NodeStatistics]:
-    """Everybody sends at most so much, and has measured everybody else."""
+    """All nodes have this uplink, and have measured each other."""
     found = {}
     for one in range(members):
         paths = [PathStatistics(name(two), 0.01, rate, rate) for two in range(members) if two != one]

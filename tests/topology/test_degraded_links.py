@@ -1,4 +1,4 @@
-"""Links that became slower: what older figures are worth then."""
+"""Degraded links: how older figures of other paths are lowered."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ PROBED = path("a1", "b1", 90.0)
 
 def test_older_figures_are_lowered_once_half_of_a_links_planned_rate_degraded() -> None:
     f = degraded_links(*THIRDS)
-    fell = path("a0", "b0", 2.0)
-    assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
-    assert rates(f.apply([fell, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+    degraded = path("a0", "b0", 2.0)
+    assert rates(f.apply([degraded, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
+    assert rates(f.apply([degraded, PROBED], {("a0", "b0"): 0.1}, REGION)) == [2.0, 9.0]
 
 
 def test_a_links_remaining_share_is_that_of_its_degraded_paths_together() -> None:
     f = degraded_links(([-1, 0, 0, 2], 0.75), ([-1, 0, 3, 0], 0.25))
-    fell = [path("a0", "b0", 1.5), path("a0", "b1", 2.5)]
+    degraded = [path("a0", "b0", 1.5), path("a0", "b1", 2.5)]
     left = {("a0", "b0"): 0.05, ("a0", "b1"): 0.25}
-    assert rates(f.apply([*fell, PROBED], left, REGION))[2] == pytest.approx(90 * (30 * 0.05 + 10 * 0.25) / 40)
+    assert rates(f.apply([*degraded, PROBED], left, REGION))[2] == pytest.approx(90 * (30 * 0.05 + 10 * 0.25) / 40)
 
 
 def test_a_degraded_path_with_little_planned_rate_does_not_degrade_the_link() -> None:

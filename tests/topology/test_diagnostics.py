@@ -1,4 +1,4 @@
-"""What people are told of a plan's network, in a line each."""
+"""The diagnostics of a plan's network, a line each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def member(number: int, port: int = 7071) -> Member:
 def reported(
     count: int, failed: frozenset[tuple[int, int]] = frozenset(), ups: dict[int, float] | None = None
 ) -> PlanTask:
-    """All measured each other, at 20 Mbit/s, but for pairs that failed in this direction."""
+    """All measured each other at 20 Mbit/s, except pairs that failed in this direction."""
     statistics = {}
     for i in range(count):
         paths = [

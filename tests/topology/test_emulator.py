@@ -1,4 +1,4 @@
-"""Packets between the hosts of an emulated network meet the rates, delays, losses and cuts of its links."""
+"""Packets between the hosts of an emulated network meet its links' rates, delays, losses and cuts."""
 
 import random
 import socket
@@ -22,7 +22,7 @@ from p2psync.topology.emulator import EmulatedNetwork, Emulator
 
 pytestmark = [pytest.mark.root, needs_networks]
 
-DEFAULT_PAYLOAD_BYTES = random.Random(5).randbytes(1_500_000)
+PAYLOAD = random.Random(5).randbytes(1_500_000)
 _UDP_SEGMENT = 103
 
 
@@ -35,14 +35,14 @@ def running() -> Iterator[EmulatedNetwork]:
 
 @pytest.fixture
 def network(running: EmulatedNetwork) -> Iterator[EmulatedNetwork]:
-    """The network, as its topology says."""
+    """The network, reset to its topology."""
     running.restore()
     yield running
     running.restore()
 
 
 def seconds_at(rate: float, size: int) -> float:
-    """What so many bytes over TCP take at least at a rate in Mbit/s."""
+    """The least seconds of this many bytes over TCP at a rate in Mbit/s."""
     return size * 8 / TCP_SHARE / (rate * 1e6)
 
 
@@ -54,29 +54,29 @@ def seconds_at(rate: float, size: int) -> float:
 def test_a_transfer_takes_as_long_as_the_slowest_link_of_its_path(
     network: EmulatedNetwork, source: str, target: str, rate: float
 ) -> None:
-    elapsed, came = transfer(network, source, target, DEFAULT_PAYLOAD_BYTES)
-    assert came == DEFAULT_PAYLOAD_BYTES
-    # Faster is wrong at any time; slower may be this machine's, or TCP's as it starts. The buffer may hold a little.
-    assert 0.95 < elapsed / seconds_at(rate, len(DEFAULT_PAYLOAD_BYTES)) < 2.5
+    elapsed, came = transfer(network, source, target, PAYLOAD)
+    assert came == PAYLOAD
+    # A faster transfer is always wrong; a slower one may be due to this machine, or to TCP's slow start.
+    assert 0.95 < elapsed / seconds_at(rate, len(PAYLOAD)) < 2.5
 
 
 def test_two_transfers_over_one_link_share_it(network: EmulatedNetwork) -> None:
     results = in_threads(
-        lambda: transfer(network, "a-0", "b-0", DEFAULT_PAYLOAD_BYTES)[0],
-        lambda: transfer(network, "a-1", "b-1", DEFAULT_PAYLOAD_BYTES)[0],
+        lambda: transfer(network, "a-0", "b-0", PAYLOAD)[0],
+        lambda: transfer(network, "a-1", "b-1", PAYLOAD)[0],
     )
-    assert max(map(float, results)) > 0.95 * seconds_at(40, 2 * len(DEFAULT_PAYLOAD_BYTES))
+    assert max(map(float, results)) > 0.95 * seconds_at(40, 2 * len(PAYLOAD))
 
 
 def test_opposite_directions_do_not_share(network: EmulatedNetwork) -> None:
     before = network.counters().links
     in_threads(
-        lambda: transfer(network, "a-0", "b-0", DEFAULT_PAYLOAD_BYTES),
-        lambda: transfer(network, "b-0", "a-0", DEFAULT_PAYLOAD_BYTES),
+        lambda: transfer(network, "a-0", "b-0", PAYLOAD),
+        lambda: transfer(network, "b-0", "a-0", PAYLOAD),
     )
     after = network.counters().links
-    for way in ("a>b", "b>a"):
-        assert after[way].bytes - before[way].bytes > len(DEFAULT_PAYLOAD_BYTES)
+    for link in ("a>b", "b>a"):
+        assert after[link].bytes - before[link].bytes > len(PAYLOAD)
 
 
 def test_a_round_trip_takes_twice_the_delay(network: EmulatedNetwork) -> None:
@@ -113,7 +113,7 @@ def test_losses_are_as_frequent_as_the_link_says(network: EmulatedNetwork) -> No
 
 def test_super_packets_are_split_where_a_segment_is_lost(network: EmulatedNetwork) -> None:
     lost = network.counters().links["b>c"].lost
-    assert transfer(network, "b-0", "c-0", DEFAULT_PAYLOAD_BYTES)[1] == DEFAULT_PAYLOAD_BYTES
+    assert transfer(network, "b-0", "c-0", PAYLOAD)[1] == PAYLOAD
     assert network.counters().links["b>c"].lost > lost + 10
 
 
@@ -214,7 +214,7 @@ def test_a_changed_link_takes_effect_at_once(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=10, delay_ms=1)
     assert 1.7 < round_trip_ms(network, "a-0", "b-0") < 3.5
     size = 400_000
-    assert transfer(network, "a-0", "b-0", DEFAULT_PAYLOAD_BYTES[:size])[0] > 0.95 * seconds_at(10, size)
+    assert transfer(network, "a-0", "b-0", PAYLOAD[:size])[0] > 0.95 * seconds_at(10, size)
 
 
 def test_a_queue_is_sent_at_the_new_rate(network: EmulatedNetwork) -> None:
@@ -234,7 +234,7 @@ def test_a_queue_is_sent_at_the_new_rate(network: EmulatedNetwork) -> None:
 def test_a_hosts_own_rates_can_be_changed(network: EmulatedNetwork) -> None:
     network.set_host("a-0", up=5)
     size = 200_000
-    assert transfer(network, "a-0", "a-1", DEFAULT_PAYLOAD_BYTES[:size])[0] > 0.9 * seconds_at(5, size)
+    assert transfer(network, "a-0", "a-1", PAYLOAD[:size])[0] > 0.9 * seconds_at(5, size)
 
 
 def test_hosts_use_the_congestion_control_asked_for(network: EmulatedNetwork) -> None:

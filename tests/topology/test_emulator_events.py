@@ -1,4 +1,4 @@
-"""Events and buffers of a topology file are read, and what cannot be is refused; hosts and links get their numbers."""
+"""Events and buffers of a topology file are read or refused; hosts and links get their numbers."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Emulated networks come and go: side by side, killed, and without leaving anything behind."""
+"""Emulated networks start and end: simultaneously, by kill, and without leftovers."""
 
 import fcntl
 import os
@@ -39,7 +39,7 @@ rate = 10
 
 
 def left(run: str) -> list[str]:
-    """Namespaces of a run that are there."""
+    """The existing namespaces of a run."""
     return namespaces.existing(runs.prefix_of(run))
 
 
@@ -104,7 +104,7 @@ def test_the_end_of_a_network_ends_what_runs_in_it() -> None:
 
 @pytest.fixture
 def strange_namespace() -> Iterator[str]:
-    """A namespace that no network of ours made, though its name looks like one's."""
+    """A namespace that no emulated network made, though its name looks like one."""
     name = f"p2w-{os.getpid()}-mine"
     namespaces.add([name])
     yield name

@@ -1,4 +1,4 @@
-"""How much more than planned flows may send before something on their way is full."""
+"""Headroom: how far flows may exceed their planned rates."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def network(tmp_path: Path) -> Network:
 
 
 def across(network: Network, headroom: Headroom, to: str) -> list[float]:
-    """Of all flows of the plan into a region."""
+    """The total rate of the plan's flows into a region."""
     plan = make_plan(network)
     region = {name: network.regions[network.region[i]] for i, name in enumerate(network.names)}
     pairs = {

@@ -1,4 +1,4 @@
-"""Plans from what members told the hub."""
+"""Plans from the members' statistics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def member(number: int, region: str = "eu", port: int = 7071) -> Member:
 def measured(
     count: int, ups: dict[int, float], regions: dict[int, str] | None = None, far: tuple[float, float] = FAR
 ) -> dict[str, NodeStatistics]:
-    """What members tell who have all measured each other, with 100 Mbit/s each unless told otherwise."""
+    """Statistics of members that have all measured each other, with 100 Mbit/s each by default."""
     reported = {}
     for i in range(count):
         paths = []
@@ -52,8 +52,8 @@ def task(members: list[Member], statistics: dict[str, NodeStatistics] | None = N
     return PlanTask(name(0), members, statistics or {})
 
 
-def feeds(plan_result: HubPlanResult, number: int) -> float:
-    """Copies of everything that a node sends its children, by its own part of the plan."""
+def copies_sent(plan_result: HubPlanResult, number: int) -> float:
+    """Copies of the payload that a node sends to its children, by its own part of the plan."""
     part = plan_result.node_plan(name(number))
     assert part is not None
     return sum(part.fractions_to().values())
@@ -67,8 +67,8 @@ def test_without_statistics_all_nodes_are_equal_and_have_a_parent() -> None:
             assert part is not None
             part.check()
             assert abs(sum(part.fractions_from().values()) - 1.0) < 1e-6
-        assert feeds(plan_result, 0) < 1.5, "the trainer sends about one copy, the others do the rest"
-        assert max(feeds(plan_result, i) for i in range(1, 8)) < 3.0
+        assert copies_sent(plan_result, 0) < 1.5, "the trainer sends about one copy, the others relay the rest"
+        assert max(copies_sent(plan_result, i) for i in range(1, 8)) < 3.0
 
 
 def test_members_without_statistics_form_one_region() -> None:
@@ -81,8 +81,8 @@ def test_members_without_statistics_form_one_region() -> None:
 def test_a_node_with_a_slow_uplink_has_fewer_children() -> None:
     ups = {3: 25.0}
     plan_result = plan(task([member(i) for i in range(12)], measured(12, ups)))
-    assert feeds(plan_result, 3) < 0.3
-    others = [feeds(plan_result, i) for i in range(1, 12) if i != 3]
+    assert copies_sent(plan_result, 3) < 0.3
+    others = [copies_sent(plan_result, i) for i in range(1, 12) if i != 3]
     assert min(others) > 0.6
 
 
@@ -91,7 +91,7 @@ def test_a_slow_uplink_keeps_capacity_for_acknowledgements() -> None:
     plan_result = plan(task([member(i) for i in range(9)], measured(9, ups)))
     rate = plan_result.plan.lowest_rate
     assert rate > 25
-    assert feeds(plan_result, 3) * rate <= (5 - ACK_BYTES_PER_BYTE * rate) * 1.001
+    assert copies_sent(plan_result, 3) * rate <= (5 - ACK_BYTES_PER_BYTE * rate) * 1.001
 
 
 def test_a_claim_beyond_what_others_received_is_not_believed() -> None:
@@ -100,7 +100,7 @@ def test_a_claim_beyond_what_others_received_is_not_believed() -> None:
     network = network_of(task([member(i) for i in range(12)], reported))
     assert network.up[3] <= 20.0
     plan_result = plan(task([member(i) for i in range(12)], reported))
-    assert feeds(plan_result, 3) < 0.3
+    assert copies_sent(plan_result, 3) < 0.3
 
 
 def test_pairs_that_failed_both_ways_are_not_parent_and_child() -> None:
@@ -165,7 +165,7 @@ def test_a_plan_is_kept_while_it_is_good_and_revisions_rise_when_it_is_not() -> 
     assert (first.revision, again.revision) == (100, 100)
     slower = planner.plan(task(members, measured(8, {5: 10.0})))
     assert slower.revision == 101
-    assert feeds(slower, 5) < feeds(first, 5) / 2
+    assert copies_sent(slower, 5) < copies_sent(first, 5) / 2
     joined = planner.plan(task([*members, member(8)], measured(8, {5: 10.0})))
     assert joined.revision == 102 and joined.node_plan(name(8)) is not None
     left = planner.plan(task(members[:7], measured(7, {5: 10.0})))
@@ -236,7 +236,7 @@ def test_a_plan_that_reaches_nobody_is_finite_and_is_replaced_by_one_that_does()
     part.check()
     assert decode_json(encode_json(part), NodePlan) == part
     assert plan_result.node_plan(name(1)) is None
-    assert planner.plan(task(hidden)).revision == plan_result.revision, "nothing changed: nobody is told anew"
+    assert planner.plan(task(hidden)).revision == plan_result.revision, "nothing changed: the revision stays"
     open_again = planner.plan(task([member(0), *hidden[1:]]))
     assert not open_again.plan.reaches_nobody and open_again.plan.rate > 0
     assert open_again.revision > plan_result.revision

@@ -1,4 +1,4 @@
-"""A network from measurements: what others saw counts, what was measured comes before what was not."""
+"""A network from measurements: confirmed claims, and measured before assumed figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.topology.planner import make_plan
 
 
 def nodes(count: int, region: str = "a", up: float = 100.0) -> list[NodeFigures]:
-    """Nodes that claim what two others saw."""
+    """Nodes whose claims equal the rates that two others received."""
     return [
         NodeFigures(
             name=f"{region}{i}",

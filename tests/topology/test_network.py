@@ -1,4 +1,4 @@
-"""Topology files with hosts of their own, directions, and who cannot be dialled; and what follows of them."""
+"""Topology files with settings of single hosts, directions, and undialable hosts; and their consequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each node is told is the plan: parents and children agree, and it is small."""
+"""The nodes' parts of a plan agree with it and each other, and are small."""
 
 import msgspec
 import numpy as np

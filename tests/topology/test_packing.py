@@ -1,4 +1,4 @@
-"""The packing's optimum is that of the flow program, and its bound is proved by prices."""
+"""The packing's optimum equals that of the flow program, and prices prove its bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.topology.packing import Capacities, pack, tree_load
 
 
 def small(seed: int) -> Network:
-    """Up to some six nodes that can all be reached."""
+    """Up to about six nodes, all reachable."""
     network = from_topology(regions(seed, 2) if seed % 2 else single_region(seed))
     network = network.only(network.reachable())
     keep = np.arange(network.size) < 6

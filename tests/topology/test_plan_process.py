@@ -1,4 +1,4 @@
-"""Planning in another process: the same plans, and a process that is never left behind."""
+"""Planning in another process: the same plans, and no process left behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def name(number: int) -> str:
 
 
 def task(count: int = 6, slow: dict[int, float] | None = None, co_publishers: int | None = None) -> PlanTask:
-    """All have measured each other, with 100 Mbit/s each unless told otherwise."""
+    """All have measured each other, with 100 Mbit/s each by default."""
     ups = [(slow or {}).get(i, 100.0) for i in range(count)]
     roles = ["trainer"] + ["actor"] * (count - 1)
     infos = [NodeInfo(node=name(i), role=roles[i], region="eu", host="h", port=7) for i in range(count)]  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def planner() -> Iterator[PlanProcess]:
 
 
 def ended(pid: int) -> bool:
-    """Whether the process with this number is gone, or goes within a minute."""
+    """Whether this process ends within a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -88,9 +88,9 @@ def test_the_process_makes_the_planners_plans_with_its_history(planner: PlanProc
 
 
 def test_a_planners_error_is_reported_and_the_next_plan_is_made(planner: PlanProcess) -> None:
-    nobody = PlanTask(name(99), task().members, {})
+    unknown_trainer = PlanTask(name(99), task().members, {})
     with pytest.raises(PlanningError, match="FormatError"):
-        planner.plan(nobody)
+        planner.plan(unknown_trainer)
     assert planner.plan(task()).revision >= 50
 
 

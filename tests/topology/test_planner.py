@@ -1,4 +1,4 @@
-"""Plans span what can be reached, pass no capacity, come near the bound, and change no more than they must."""
+"""Plans span the reachable nodes, exceed no capacity, come near the bound, and change little."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def planned(seed: int) -> Plan:
 
 
 def check(plan: Plan, network: Network) -> None:
-    """What holds for every plan."""
+    """Checks the invariants of every plan."""
     reachable = network.reachable()
     assert set(plan.unreachable) == {network.names[i] for i in np.flatnonzero(~reachable)}
     part = network.only(reachable)
@@ -130,7 +130,7 @@ def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None
     assert plan.egress(plan.trainer) == pytest.approx(1)
     others = [plan.egress(i) for i in range(13) if i != plan.trainer]
     assert max(others) <= 1.0 + 1e-9
-    # Nobody is a relay in more than half of all trees.
+    # No node relays in more than half of all trees.
     assert (plan.shares @ (plan.children > 0))[1:].max() < 0.5
 
 
@@ -189,7 +189,7 @@ def test_links_with_free_capacity_are_about_equally_full() -> None:
     network = example("volunteers")
     plan = make_plan(network)
     assert plan.ratio > 0.998
-    # Two links lead to America. What its own uplinks cannot carry fills them to 89 %.
+    # Two links lead to America; the copies that its own uplinks cannot send fill them to 89 %.
     assert max(load.share for load in link_loads(plan, network) if load.kind == "link") < 0.93
 
 
@@ -298,7 +298,7 @@ def before_and_after(seed: int, by: float) -> tuple[Plan, Plan]:
     return plan, replan(plan, drifted(drawn(seed), seed, by))
 
 
-#: Of several hundred networks these two have the least room: rate given up for fewer flows, or other weights near by.
+#: The two closest cases of several hundred networks: rate given up for fewer flows, and nearly equal weights.
 @quick
 @also(10)
 @also(21)

@@ -1,4 +1,4 @@
-"""Regions are found from round-trip times as they are measured: with jitter, detours and gaps."""
+"""Regions are found from realistic round-trip times: with jitter, detours and gaps."""
 
 import numpy as np
 import pytest
@@ -106,6 +106,6 @@ def test_regions_are_found_though_each_of_many_nodes_timed_few_others() -> None:
                     1 + 0.2 * rng.random()
                 )
     labels = cluster(rtt)
-    # One or two that timed nobody near them are by themselves; nobody is in a region that is not its own.
+    # One or two nodes that measured no near node are regions of their own; no node is in a wrong region.
     assert len(set(labels.tolist())) <= 10
     assert len(set(zip(labels.tolist(), regions.tolist(), strict=True))) == len(set(labels.tolist()))
