@@ -36,7 +36,7 @@ from p2psync.net.listening import announced_hosts, local_host, reachable_host
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
-from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble, Unlike
+from p2psync.observe.events import Event, FewTensorsShared, HubUnreachable, Note, ProfileChosen, Published, Trouble
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
@@ -412,7 +412,7 @@ class TrainerNode:
         shared = [row.spec for row in rows if row.after and row.before]
         nbytes, kept = sum(spec.nbytes for spec in after), sum(spec.nbytes for spec in shared)
         if kept * 2 < nbytes:
-            self._emit(Unlike(manifest.version, manifest.base, len(shared), len(after), kept, nbytes))
+            self._emit(FewTensorsShared(manifest.version, manifest.base, len(shared), len(after), kept, nbytes))
 
     def _learn(self, made: Made, choice: Choice) -> None:
         """Take in what a delta took, and tell people when its profile is another one than that of the last."""
@@ -554,7 +554,7 @@ class TrainerNode:
                 if not self.config.wait_for_hub:
                     raise
                 if not told:
-                    self._emit(HubAway(f"{error}; waiting for it"))
+                    self._emit(HubUnreachable(f"{error}; waiting for it"))
                 told = True
             await asyncio.sleep(pause)
             pause = min(RETRY_LAST, pause * 2)

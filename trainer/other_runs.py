@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from p2psync.membership.records import Member
-from p2psync.observe.events import ActorsElsewhere
+from p2psync.observe.events import ActorsOnNewerRun
 
 
 class Elsewhere:
@@ -31,7 +31,7 @@ class Elsewhere:
                 seen.append(msgspec.structs.replace(member, version=None, digest="", run="", epoch=0))
         return seen
 
-    def news(self, members: Iterable[Member]) -> ActorsElsewhere | None:
+    def news(self, members: Iterable[Member]) -> ActorsOnNewerRun | None:
         """What people must be told of members that will not take this trainer's versions: once, and again whenever
         twice as many are there."""
         ahead = [(member.run, member.epoch) for member in members if member.info.role != "trainer"]
@@ -43,4 +43,4 @@ class Elsewhere:
         if len(ahead) < 2 * self._told.get(newest, 0):
             return None
         self._told = {newest: len(ahead)}
-        return ActorsElsewhere(len(ahead), *newest, self._run, self._epoch)
+        return ActorsOnNewerRun(len(ahead), *newest, self._run, self._epoch)

@@ -27,8 +27,8 @@ from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
     Event,
-    HubAway,
     HubJoined,
+    HubUnreachable,
     Note,
     PeerBanned,
     PeerDown,
@@ -578,7 +578,7 @@ class NodeRunner:
         if isinstance(call, CallPlan):
             self.trouble(f"going on without this node's part of the plan: {error}")
         elif not self._hub_away:
-            self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
+            self._emit(HubUnreachable(f"{error}; carrying on with the peers at hand"))
         self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 

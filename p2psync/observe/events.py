@@ -44,7 +44,7 @@ class HubJoined(Event, frozen=True):
         return f"joined the hub at {self.url}"
 
 
-class HubAway(Warned, frozen=True):
+class HubUnreachable(Warned, frozen=True):
     """The hub cannot be reached; emitted once until it is back."""
 
     message: str
@@ -249,7 +249,7 @@ class ProfileChosen(Event, frozen=True):
         return f"publishing in profile {self.profile}: {self.why}"
 
 
-class ActorsElsewhere(Warned, frozen=True):
+class ActorsOnNewerRun(Warned, frozen=True):
     """Some actors run a newer run than this trainer's, or a later epoch of it, and reject its versions.
 
     actors: how many. run, epoch: theirs. own, own_epoch: the trainer's.
@@ -275,7 +275,7 @@ class ActorsElsewhere(Warned, frozen=True):
         )
 
 
-class Unlike(Warned, frozen=True):
+class FewTensorsShared(Warned, frozen=True):
     """A version shares few tensors with its base.
 
     shared of `tensors` are common to both, shared_bytes of `total_bytes`.
