@@ -21,7 +21,7 @@ from p2psync.membership.work import (
     WorkGrant,
     encode_head,
 )
-from p2psync.net.hub_client import Answer, HubClient
+from p2psync.net.hub_client import HubClient, HubReply
 from p2psync.net.hub_wire import MAX_REPLY, decode, decode_error
 
 #: A grant's payloads in base64, and what stands around them.
@@ -145,7 +145,7 @@ class WorkClient:
         raise error
 
 
-def _seconds(answer: Answer) -> float:
+def _seconds(answer: HubReply) -> float:
     """What the answer's Retry-After says, within bounds; dates are not used here."""
     try:
         return min(max(float(answer.retry_after), 0.0), 60.0)

@@ -46,7 +46,7 @@ def broadcast_bound(network: Topology | Network) -> Bound:
     if isinstance(network, Topology):
         network = from_topology(network)
     if network.size < 2:
-        return Bound(0.0, "there is nobody to send to", True)
+        return Bound(0.0, "there is no receiver", True)
     reachable = network.reachable()
     if not reachable.all():
         lost = [network.names[i] for i in np.flatnonzero(~reachable)]

@@ -44,7 +44,7 @@ class NetworkEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Raise `FormatError` if the event is impossible in a network of these hosts, regions and links."""
         where = f"the event {self.kind} at {self.at:g} s"
         if self.at < 0:
-            raise FormatError(f"{where}: time begins at 0")
+            raise FormatError(f"{where}: at must be 0 or more")
         if self.host is not None and self.host not in hosts:
             raise FormatError(f"{where}: {self.host!r} is no host")
         if self.link is not None and frozenset(self.link) not in links:

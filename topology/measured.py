@@ -94,7 +94,7 @@ def from_measurements(
             losses.setdefault(pair, []).append(path.loss)
     delay, loss = _table(shape, delays, 0.5, 0.05), _table(shape, losses, 0.5, 0.0)
     np.fill_diagonal(delay, [np.median(delays.get((a, a), [0.0])) for a in range(len(regions))])
-    # Of the confirmed rates, or else of the others, the highest.
+    # The highest confirmed rate, or the highest of all if none is confirmed.
     rates = {pair: [max(found).rate] for pair, found in reports.items()}
     usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST_UPLINK_MBITS], 0.25))
     rate = _table(shape, rates, 1.0, usual)

@@ -53,7 +53,7 @@ class Plan:
     bound: float
     unreachable: tuple[str, ...] = ()
     revision: int = 0
-    of_highest: float = 1.0
+    share_of_highest: float = 1.0
 
     @property
     def reaches_nobody(self) -> bool:

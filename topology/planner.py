@@ -95,7 +95,7 @@ def _best(plans: list[Plan], network: Network, payload: int) -> Plan:
     """Returns the plan with the shortest makespan among those near the highest rate."""
     highest = max(plan.lowest_rate for plan in plans)
     best = _soonest(plans, NEAR_BEST_SHARE * highest, network, payload)
-    return replace(best, of_highest=best.lowest_rate / highest if highest else 1.0)
+    return replace(best, share_of_highest=best.lowest_rate / highest if highest else 1.0)
 
 
 def _soonest(plans: list[Plan], enough: float, network: Network, payload: int) -> Plan:
@@ -165,8 +165,8 @@ def replan(
         worse = keep_min_share * _time(patched, network, payload) > _time(new, network, payload)
     else:
         # Rate that the old plan gave up for fewer flows or shorter paths does not count against it.
-        highest = new.lowest_rate / new.of_highest
-        worse = patched.lowest_rate < keep_min_share * max(NEAR_BEST_SHARE, old.of_highest) * highest
+        highest = new.lowest_rate / new.share_of_highest
+        worse = patched.lowest_rate < keep_min_share * max(NEAR_BEST_SHARE, old.share_of_highest) * highest
     if worse or _is_crowded(patched, new, network) or (idle and _has_full_links(patched, new, network)):
         return new
     same = (
@@ -344,4 +344,4 @@ def _patched(old: Plan, network: Network, new: Plan, max_children: int, reweighe
     patched = Plan(network.names, network.trainer, parents, old.shares, rate, slow, new.bound)
     weighed = _weighed(network, parents, old.shares, behind, demand, most)
     better = weighed if weighed.lowest_rate >= reweighed * patched.lowest_rate else patched
-    return replace(better, bound=new.bound, unreachable=new.unreachable, of_highest=old.of_highest)
+    return replace(better, bound=new.bound, unreachable=new.unreachable, share_of_highest=old.share_of_highest)

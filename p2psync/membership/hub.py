@@ -467,12 +467,12 @@ class HubCore:
 
 
 def _age(held: HeldLease, now: float) -> MemberAge:
-    renewal = held.statistics if held.statistics is not None else NodeStatistics()
+    statistics = held.statistics if held.statistics is not None else NodeStatistics()
     return MemberAge(
         node=held.member.info.node,
         joined=now - held.joined,
         heard=now - held.heard,
-        up=renewal.up,
-        down=renewal.down,
+        up=statistics.up,
+        down=statistics.down,
         waits=held.waits,
     )

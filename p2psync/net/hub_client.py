@@ -63,7 +63,7 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
+class HubReply(NamedTuple):
     """The hub's reply. retry_after: that header's value, "" without it."""
 
     status: int
@@ -287,7 +287,7 @@ class HubClient:
         limit: int = MAX_REPLY,
         wait: float = 0.0,
         expect: bool = False,
-    ) -> Answer:
+    ) -> HubReply:
         """Sends one request and returns its reply, whatever its status. expect: send the body only after the hub's `100
         Continue`.
 
@@ -299,7 +299,7 @@ class HubClient:
                 method,
                 self.url / path.removeprefix("/"),
                 params=query,
-                data=None if body is None else io.BytesIO(body),  # written piecewise, so the loop goes on
+                data=None if body is None else io.BytesIO(body),  # written in pieces, for the loop
                 headers=headers,
                 allow_redirects=False,
                 expect100=expect,
@@ -315,7 +315,7 @@ class HubClient:
             raise HubError(f"the hub at {self.url} cannot be reached: {_cause(error)}; is it running there?") from None
         if answer is None:
             raise HubError(f"the answer of {self.url} to {path} is over its bound of {limit} bytes; is that a hub?")
-        return Answer(status, answer, response.headers.get("Retry-After", ""))
+        return HubReply(status, answer, response.headers.get("Retry-After", ""))
 
     async def _request(
         self,

@@ -54,7 +54,7 @@ class MemoryEngine:
         first = path[0].manifest
         live = self._position
         if first.base is not None and (live is None or (live.version, live.digest) != (first.base, first.base_digest)):
-            raise BaseMismatchError(f"a path from version {first.base} does not start at what is live")
+            raise BaseMismatchError(f"a path from version {first.base} does not start at the live version")
         return MemoryStage(self, path)
 
     def make_live(self, units: tuple[Units, ...], position: Position) -> None:

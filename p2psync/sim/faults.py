@@ -132,7 +132,7 @@ def claim_in_vain(sim: Simulation, seconds: float) -> None:
 def partition(sim: Simulation, seconds: float) -> None:
     """Some nodes are cut off from all others, and in half of the cases from the hub too."""
     names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
-    sim.network.part(names, seconds)
+    sim.network.partition(names, seconds)
     if sim.rng.random() < 0.5:
         sim.hub.cut_off.update(names)
         _later(sim, seconds, sim.hub.cut_off.difference_update, names)

@@ -155,7 +155,7 @@ class SimNetwork:
         host.accept(far)
         opened(near)
 
-    def part(self, names: Iterable[str], seconds: float) -> None:
+    def partition(self, names: Iterable[str], seconds: float) -> None:
         """Partitions these hosts from all others for a while."""
         self._partitions += 1
         island = self._partitions

@@ -78,7 +78,7 @@ class _Swarm(FluidSwarm):
         held = np.arange(payload.manifest.chunks) * len(self.roots) // payload.manifest.chunks
         node.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         mine = held == self.roots.index(node.name)
-        node.swarm.begin(payload.id, payload.manifest, mine, payload.none, self.clock.now)
+        node.swarm.begin(payload.id, payload.manifest, mine, payload.no_chunks, self.clock.now)
         node.drain()
 
 

@@ -43,7 +43,7 @@ def test_events_are_read_from_the_topology_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ('at = -1\nkind = "restore"', "time begins at 0"),
+        ('at = -1\nkind = "restore"', "at must be 0 or more"),
         ('at = 1\nkind = "explode"', "Invalid enum value 'explode'"),
         ('at = 1\nkind = "kill"', "it needs host"),
         ('at = 1\nkind = "kill"\nhost = "eu-7"', "'eu-7' is no host"),

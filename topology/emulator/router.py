@@ -166,7 +166,7 @@ def _buffer(stage: Any, milliseconds: float) -> int:
     return int(max(milliseconds * 1e6, layout.MIN_BUFFER_BYTES * stage["ns_per_byte"]))
 
 
-def _go_first() -> bool:
+def _request_realtime() -> bool:
     """Requests timers without slack and real-time priority; returns whether the latter was granted."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
@@ -205,7 +205,7 @@ def main() -> None:
     try:
         with _network(config) as run:
             router = Router(config, run)
-            state = runs.EmulatedRun(run, config.file, os.getpid(), _go_first(), config.layout)
+            state = runs.EmulatedRun(run, config.file, os.getpid(), _request_realtime(), config.layout)
             router.listen()
             (runs.folder_of(run) / "state.json").write_bytes(msgspec.json.encode(state))
             print(msgspec.json.encode(state).decode(), flush=True)

@@ -104,7 +104,7 @@ def ask(run: str, request: object) -> bytes:
         if answer or not is_alive(run):
             break
     if not answer:
-        raise has_died()
+        raise network_gone()
     if answer.startswith(b"!"):
         raise P2PSyncError(answer[1:].decode())
     return answer
@@ -123,7 +123,7 @@ def _ask(run: str, request: object) -> bytes:
         return b""
 
 
-def has_died() -> P2PSyncError:
+def network_gone() -> P2PSyncError:
     """Returns the error to raise when a network's router is gone."""
     return P2PSyncError("the emulated network has died: bring it up again")
 

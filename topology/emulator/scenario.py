@@ -71,7 +71,7 @@ class Scenario:
                     break
                 self._collect()
                 if self._running and not runs.is_alive(self.network.state.run):
-                    raise runs.has_died()
+                    raise runs.network_gone()
                 time.sleep(_POLL_SECONDS)
         finally:
             # An interrupt may arrive just after a host's process was started.

@@ -66,7 +66,7 @@ class FluidNode:
     def begin(self, payload: Payload, *, holds: bool = False) -> None:
         """Starts exchanging a payload: fetches it, or holds all of it."""
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
-        held, wanted = (payload.every, payload.none) if holds else (payload.none, payload.every)
+        held, wanted = (payload.all_chunks, payload.no_chunks) if holds else (payload.no_chunks, payload.all_chunks)
         self.swarm.begin(payload.id, payload.manifest, held, wanted, self._clock.now)
         self.drain()
 

@@ -34,12 +34,12 @@ class Payload:
         return SCALE * sum(self.manifest.sizes)
 
     @property
-    def every(self) -> Bits:
+    def all_chunks(self) -> Bits:
         """A set flag for each chunk (bool)."""
         return np.ones(self.manifest.chunks, np.bool_)
 
     @property
-    def none(self) -> Bits:
+    def no_chunks(self) -> Bits:
         """An unset flag for each chunk (bool)."""
         return np.zeros(self.manifest.chunks, np.bool_)
 

@@ -264,7 +264,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
             "copies",
             f"{figures.trainer_copies:.2f} from the trainer, {into}",
         ),
-        ("wasted", f"{100 * figures.wasted:.2f} % of what was received"),
+        ("wasted", f"{100 * figures.wasted:.2f} % of the received bytes"),
         (
             "cost",
             f"{figures.cpu:.1f} CPU s, {1000 * figures.cpu_per_actor:.1f} ms an actor; {figures.events} events, "
