@@ -94,10 +94,10 @@ class PlanScheduler:
         self._rest_until = self._pause_until = 0.0
         self._urgent = False
         #: Whether any member reported statistics since the last plan was begun.
-        self._told = False
+        self._has_new_reports = False
         self._started = self._announce_settled_at = -_NEVER
         self._replan_seconds = REPLAN_MIN_SECONDS
-        self._under_way = False
+        self._is_planning = False
         # The statistics and payload of the last plan: small changes add up until they count.
         self._used: Mapping[str, NodeStatistics] = {}
         self._payload = self._used_payload = 0
@@ -112,7 +112,7 @@ class PlanScheduler:
     @property
     def due(self) -> float:
         """When the next plan should be begun; inf while one is being made or none is wanted."""
-        if self._under_way:
+        if self._is_planning:
             return _NEVER
         return max(self._wanted_at, self._pause_until if self._urgent else self._rest_until)
 
@@ -124,7 +124,7 @@ class PlanScheduler:
 
     def measured(self, node: str, statistics: NodeStatistics, now: float) -> None:
         """A member reported its statistics."""
-        self._told = True
+        self._has_new_reports = True
         before = self._used.get(node)
         part = None if self.plan_result is None else self.plan_result.node_plan(node)
         planned = None if part is None else part.peers
@@ -138,7 +138,7 @@ class PlanScheduler:
 
     def settled(self, now: float) -> None:
         """No chunk is in flight any more, so changes that were postponed may be planned now."""
-        if self._told:
+        if self._has_new_reports:
             self._wanted_at = min(self._wanted_at, max(now + SETTLE_SECONDS, self._started + REPLAN_MIN_SECONDS))
 
     def announced(self, payload: int, now: float) -> None:
@@ -164,7 +164,7 @@ class PlanScheduler:
         """
         if now < self.due:
             return None
-        self._wanted_at, self._urgent, self._told = _NEVER, False, False
+        self._wanted_at, self._urgent, self._has_new_reports = _NEVER, False, False
         planned = [
             m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in co_publishers
         ]
@@ -175,12 +175,12 @@ class PlanScheduler:
         self._used = {node: reported for node, reported in statistics.items() if node in names}
         self._used_payload = self._payload
         self._started = now
-        self._under_way = True
+        self._is_planning = True
         return PlanTask(trainer, planned, self._used, co_publishers, self._payload, idle)
 
     def made(self, plan_result: PlanResult, now: float) -> bool:
         """Takes the plan that was being made. Returns whether it differs from the one in use."""
-        self._under_way = False
+        self._is_planning = False
         took = now - self._started
         self._pause_until = now + took
         self._rest_until = now + max(took, min(REST_FACTOR * took, REST_MAX_SECONDS))
@@ -193,7 +193,7 @@ class PlanScheduler:
 
     def failed(self, message: str, now: float) -> bool:
         """The planner failed; it will be called again. Returns whether this message is new."""
-        self._under_way = False
+        self._is_planning = False
         self._rest_until = self._pause_until = now + self._pause
         self._wanted_at = min(self._wanted_at, self._rest_until)
         self._pause = min(RETRY_MAX_SECONDS, 2 * self._pause)
