@@ -17,14 +17,14 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer, timeout: float = 10.0) -> AsyncIterator[HubClient]:
+async def answering(answer: Answer, reply_timeout: float = 10.0) -> AsyncIterator[HubClient]:
     """A client of a server that answers every request by `answer`."""
     server = web.Server(answer)
     runner = web.ServerRunner(server, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    async with HubClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout=timeout) as client:
+    async with HubClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout=reply_timeout) as client:
         yield client
     await runner.cleanup()
 
@@ -77,7 +77,7 @@ async def test_a_hub_that_does_not_answer_times_out() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with answering(silent, timeout=0.05) as client:
+    async with answering(silent, reply_timeout=0.05) as client:
         with pytest.raises(HubError, match="did not answer in time"):
             await client.renew("lease")
 
