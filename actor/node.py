@@ -25,7 +25,7 @@ from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
 from p2psync.net.addresses import advertised_hosts, listen_host
 from p2psync.net.hub_client import HubClient
-from p2psync.net.listening import announce
+from p2psync.net.listening import announced_hosts
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
@@ -108,7 +108,7 @@ class ActorNode:
         """
         config = self.config
         host = listen_host(config.host)
-        first, further = announce(host, advertised_hosts(config.advertise))
+        first, further = announced_hosts(host, advertised_hosts(config.advertise))
         self.client = HubClient(config.hub_url, config.token)
         self.store = await asyncio.to_thread(Store, config.store / "packs")
         try:
@@ -203,7 +203,7 @@ class ActorNode:
 
     def _runs(self, version: int) -> bool:
         live, membership = self.position, self.runner.core.membership
-        if live is None or live.version < version or membership.untold or membership.view is None:
+        if live is None or live.version < version or membership.has_unreported_version or membership.view is None:
             return False
         return membership.view.run in ("", live.run)  # a version of another run is another version
 

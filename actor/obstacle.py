@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.observe.events import Committed, Event, Fetching, HubAway, HubJoined, Trouble
+from p2psync.observe.events import Committed, Event, Fetching, HubJoined, HubUnreachable, Trouble
 from p2psync.protocol.versions import Position
 
 
@@ -20,7 +20,7 @@ class Obstacle:
         match event:
             case HubJoined():
                 self._hub = ""
-            case HubAway():
+            case HubUnreachable():
                 self._hub = event.message
             case Trouble():
                 self._trouble = event.message

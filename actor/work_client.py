@@ -7,7 +7,6 @@ import random
 import secrets
 
 import zstandard
-
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.work import (
     MAX_GRANT_BYTES,
@@ -21,7 +20,7 @@ from p2psync.membership.work import (
     WorkGrant,
     encode_head,
 )
-from p2psync.net.hub_client import Answer, HubClient
+from p2psync.net.hub_client import HubClient, HubReply
 from p2psync.net.hub_wire import MAX_REPLY, decode, decode_error
 
 #: Maximum bytes of a grant's answer: its payloads in base64, and the rest.
@@ -146,7 +145,7 @@ class WorkClient:
         raise error
 
 
-def _seconds(answer: Answer) -> float:
+def _seconds(answer: HubReply) -> float:
     """Returns the seconds of the answer's Retry-After, within bounds; the ledger sends no dates."""
     try:
         return min(max(float(answer.retry_after), 0.0), 60.0)

@@ -18,7 +18,7 @@ import typer
 from p2psync.bench.probing_node import Setup, State
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 from p2psync.topology.model import Topology, load
 
 #: Payload's share of a full packet of TCP with timestamps, of 1500 bytes: what a probe can see of a link.
@@ -39,7 +39,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def watch(
-    network: Network, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
+    network: EmulatedNetwork, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
 ) -> Iterator[dict[str, State]]:
     """Run a node in each host (or in these) for so long; yields what each knows, by host, about once a second."""
     wanted = hosts or network.hosts
@@ -80,21 +80,21 @@ def compare(states: dict[str, State], topology: Topology) -> list[Line]:
     region_of = dict(topology.hosts)
     for host, region in topology.hosts:
         if host in states:
-            found = states[host].measures
+            found = states[host].statistics
             lines.append(Line(f"{host} up", found.up, topology.up(host, region) * TCP_SHARE))
             lines.append(Line(f"{host} down", found.down, topology.down(host, region) * TCP_SHARE))
     for link in topology.link:
         for (a, b), rate in ((link.between, link.rate), (link.between[::-1], link.back)):
             paths = [
-                (path, state.measures)
+                (path, state.statistics)
                 for state in states.values()
-                for path in state.measures.paths
+                for path in state.statistics.paths
                 if region_of[state.node] == a and region_of.get(path.peer) == b
             ]
             back = [
                 path.received
                 for state in states.values()
-                for path in state.measures.paths
+                for path in state.statistics.paths
                 if region_of[state.node] == b and region_of.get(path.peer) == a
             ]
             if not paths:

@@ -17,7 +17,7 @@ import time
 import msgspec
 import uvloop
 
-from p2psync.membership.records import Measures, NodeInfo
+from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.net.tcp import choose_congestion
@@ -39,7 +39,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     seconds: float
-    measures: Measures
+    statistics: NodeStatistics
     junk_sent: int
     junk_received: int
     streams: dict[str, int]
@@ -100,7 +100,7 @@ async def run(setup: Setup) -> None:
             state = State(
                 node=info.node,
                 seconds=time.monotonic() - begin,
-                measures=measuring.gauges.measures(),
+                statistics=measuring.gauges.statistics(),
                 junk_sent=measuring.junk_sent,
                 junk_received=measuring.junk_received,
                 streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},

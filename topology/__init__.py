@@ -1,1 +1,1 @@
-"""Networks as p2psync sees them: who can send how fast to whom, and what that allows at best."""
+"""Networks as p2psync models them: rates between nodes, bounds on a broadcast, plans, and emulation."""

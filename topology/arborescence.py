@@ -1,4 +1,4 @@
-"""The cheapest arborescence of a dense digraph (Chu and Liu 1965, Edmonds 1967; grown along paths as by Tarjan)."""
+"""The cheapest arborescence of a dense digraph (Chu and Liu 1965, Edmonds 1967; with Tarjan's path growing)."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _UNSEEN, _ON_PATH, _DONE = 0, 1, 2
 
 @_compiled
 def cheapest_arborescence(cost: Floats, root: int) -> Ints:
-    """Parents of each node (the root's is -1) in the spanning arborescence of least total cost; O(n²).
+    """Returns the parent of each node (int64; -1 at the root) in the spanning arborescence of least total cost; O(n²).
 
     cost: float64 nodes × nodes, from row to column; inf where there is no arc. Every node must be reachable from the
-    root. The same costs give the same tree.
+    root. Equal costs give equal trees.
     """
     n = cost.shape[0]
     size = 2 * n
     weight = np.full((size, size), np.inf)
     weight[:n, :n] = cost
-    # The arc of the given graph that stands behind each arc between contracted nodes.
+    # The original arc behind each arc between contracted nodes.
     tail = np.zeros((size, size), np.int64)
     head = np.zeros((size, size), np.int64)
     for u in range(n):
@@ -41,7 +41,8 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
     active[:n] = True
     state = np.full(size, _UNSEEN, np.int64)
     state[root] = _DONE
-    above = np.full(size, -1, np.int64)
+    # The contracted node that contains each node.
+    contraction = np.full(size, -1, np.int64)
     chosen_tail = np.full(size, -1, np.int64)
     chosen_head = np.full(size, -1, np.int64)
     least = np.zeros(size)
@@ -74,7 +75,7 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
                 length -= 1
                 k = path[length]
                 active[k] = False
-                above[k] = new
+                contraction[k] = new
                 for x in range(new):
                     if weight[x, k] - least[k] < weight[x, new]:
                         weight[x, new] = weight[x, k] - least[k]
@@ -88,12 +89,15 @@ def cheapest_arborescence(cost: Floats, root: int) -> Ints:
             state[new] = _ON_PATH
             path[length] = new
             length += 1
-    return _expand(n, nodes, root, active, above, chosen_tail, chosen_head)
+    return _expand(n, nodes, root, active, contraction, chosen_tail, chosen_head)
 
 
 @_compiled
-def _expand(n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tail: Ints, chosen_head: Ints) -> Ints:
-    """Parents in the given graph: a contracted node is entered at one of its own, which drops that one's arc."""
+def _expand(
+    n: int, nodes: int, root: int, active: Ints, contraction: Ints, chosen_tail: Ints, chosen_head: Ints
+) -> Ints:
+    """Returns the parents in the original graph: the arc into a contracted node enters one of its members, and replaces
+    that member's arc."""
     parents = np.full(n, -1, np.int64)
     stack = np.zeros(2 * nodes, np.int64)
     length = 0
@@ -107,9 +111,9 @@ def _expand(n: int, nodes: int, root: int, active: Ints, above: Ints, chosen_tai
         k = chosen_head[top]
         parents[k] = chosen_tail[top]
         while k != top:
-            whole = above[k]
+            whole = contraction[k]
             for x in range(nodes):
-                if above[x] == whole and x != k:
+                if contraction[x] == whole and x != k:
                     stack[length] = x
                     length += 1
             k = whole

@@ -1,10 +1,10 @@
-"""How fast the trainer's bits can reach everyone at best: what no plan and no protocol can beat.
+"""The highest rate at which the publisher's data can reach every node: no plan and no protocol can exceed it.
 
-Nobody can get more than the maximum flow from the trainer, and where nodes relay, packing spanning trees reaches the
-least of these flows (Edmonds). Links that many copies share make of it a linear program (see
-`p2psync.topology.packing`), whose dual prices say what binds. For up to `EXACT` nodes the program is solved over nodes:
-the bound is then what can be reached. For more it is solved over regions, each with its uplinks together: an upper
-bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
+No node can receive more than the maximum flow from the trainer, and where nodes relay, a packing of spanning trees
+reaches the least of these flows (Edmonds 1972). Links that many copies share turn this into a linear program (see
+`p2psync.topology.packing`), whose dual prices name the bottleneck. For up to `EXACT_MAX_NODES` nodes the program is
+solved over nodes, and the bound is reachable. For more it is solved over regions, each with the sum of its uplinks: an
+upper bound, never above that of Mutualcast (Li, Chou, Zhang 2005), min(up of the trainer, sum of ups / receivers).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from p2psync.topology.model import Topology
 from p2psync.topology.network import Floats, Network, from_topology
 from p2psync.topology.packing import Capacities, Packing, pack
 
-#: Up to this many nodes are looked at one by one.
-EXACT = 48
+#: Up to this many nodes the linear program is solved over nodes, exactly; its time grows steeply with them.
+EXACT_MAX_NODES = 48
 #: Bits of a Mbit.
-MEGA = 1e6
+BITS_PER_MBIT = 1e6
 
 
 @dataclass(frozen=True)
 class Bound:
-    """rate: Mbit/s that every node can receive at once at best. because: what binds, for people.
+    """rate: Mbit/s that every node can receive at the same time. because: the bottleneck, for people.
 
-    exact: whether this rate can be reached; else it is an upper bound.
+    exact: whether this rate can be reached; otherwise it is an upper bound.
     """
 
     rate: float
@@ -37,30 +37,30 @@ class Bound:
     exact: bool = False
 
     def seconds(self, payload_bytes: int) -> float:
-        """The least time for a payload at this rate; latency comes on top."""
-        return payload_bytes * 8 / (self.rate * MEGA) if self.rate else float("inf")
+        """Returns the least seconds for a payload at this rate, without latency."""
+        return payload_bytes * 8 / (self.rate * BITS_PER_MBIT) if self.rate else float("inf")
 
 
 def broadcast_bound(network: Topology | Network) -> Bound:
-    """The bound for a broadcast from the trainer to every other node; 0 where one cannot be reached."""
+    """Returns the bound for a broadcast from the trainer to every other node; rate 0 if one cannot be reached."""
     if isinstance(network, Topology):
         network = from_topology(network)
     if network.size < 2:
-        return Bound(0.0, "there is nobody to send to", True)
+        return Bound(0.0, "there is no receiver", True)
     reachable = network.reachable()
     if not reachable.all():
         lost = [network.names[i] for i in np.flatnonzero(~reachable)]
-        return Bound(0.0, f"{_some(lost)} cannot be reached", True)
-    most, whose = most_rate(network)
-    link = "up" if whose == network.trainer else "down"
-    bounds = [Bound(most, f"the {link}link of {network.names[whose]}")]
+        return Bound(0.0, f"{_first_names(lost)} cannot be reached", True)
+    most, limiting = most_rate(network)
+    link = "up" if limiting == network.trainer else "down"
+    bounds = [Bound(most, f"the {link}link of {network.names[limiting]}")]
     capacities, kept = by_region(network, most)
     found = pack(capacities)
     names = [f"{network.regions[a]}" for a in kept]
     bounds.append(Bound(found.bound, _because(capacities, found, names, network, regions=True)))
     bounds += _dialling(network)
     best = min(bounds, key=lambda bound: bound.rate * (1 + 1e-9 * bounds.index(bound)))
-    if network.size > EXACT:
+    if network.size > EXACT_MAX_NODES:
         return best
     capacities = by_node(network, most)
     found = pack(capacities)
@@ -71,10 +71,11 @@ def broadcast_bound(network: Topology | Network) -> Bound:
 
 
 def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes: int = 0) -> float:
-    """Seconds before which not every node can have a payload: no plan can beat it, latency included.
+    """Returns the seconds before which not every node can have a payload: a lower bound for any plan, latency included.
 
-    The whole takes its time at the bound; and to each node alone, the first chunk takes the delay of the shortest path
-    (and chunk_bytes > 0: each relay passes a chunk on when it has it whole), and the rest what its own links bear.
+    It is the larger of two times: the whole payload at the bound; and for each node alone, the delay of the shortest
+    path for the first chunk (chunk_bytes > 0: each relay forwards a chunk once it has all of it) plus the rest at the
+    rate of the node's own links.
     """
     if isinstance(network, Topology):
         network = from_topology(network)
@@ -85,25 +86,25 @@ def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes:
         return float("inf")
     first = _first_arrival(network, min(chunk_bytes, payload_bytes))
     receivers = np.arange(network.size) != network.trainer
-    rest = (payload_bytes - min(chunk_bytes, payload_bytes)) * 8 / (_own_flow(network) * MEGA)
+    rest = (payload_bytes - min(chunk_bytes, payload_bytes)) * 8 / (_own_flow(network) * BITS_PER_MBIT)
     return max(bound.seconds(payload_bytes), float((first + rest)[receivers].max()))
 
 
 def _first_arrival(network: Network, chunk_bytes: int) -> Floats:
-    """Seconds until a first chunk can be at each node, over regions whose fastest node relays."""
+    """Returns the seconds until a first chunk can be at each node, with each region's fastest node as relay."""
     up = np.array([network.up[network.region == a].max(initial=0.0) for a in range(len(network.regions))])
     home = int(network.region[network.trainer])
     up[home] = max(up[home], network.up[network.trainer])
     rate = np.minimum(network.rate, up[:, None])
-    hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * MEGA), np.inf)
-    way = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
-    way[home] = hop[home, home]
-    return np.asarray(way[network.region])
+    hop = np.where(rate > 0, network.delay + chunk_bytes * 8 / (np.maximum(rate, 1e-9) * BITS_PER_MBIT), np.inf)
+    arrival = shortest_path(np.where(np.isfinite(hop), np.maximum(hop, 1e-7), 0), indices=home)
+    arrival[home] = hop[home, home]
+    return np.asarray(arrival[network.region])
 
 
 def _own_flow(network: Network) -> Floats:
-    """Mbit/s that can come to each node at most: its downlink, the trainer's uplink, the links into its region and the
-    uplinks of the others there."""
+    """Returns the Mbit/s that can reach each node at most: by its downlink, the trainer's uplink, the links into its
+    region and the uplinks of the other nodes there."""
     home = int(network.region[network.trainer])
     others = network.rate.copy()
     np.fill_diagonal(others, 0)
@@ -114,19 +115,19 @@ def _own_flow(network: Network) -> Floats:
 
 
 def _dialling(network: Network) -> list[Bound]:
-    """Nodes that only dial out get everything from nodes that can be dialled, over those nodes' uplinks."""
+    """Returns the bound for nodes that only dial out: they receive everything over the uplinks of dialable nodes."""
     hidden = ~network.dialable
     hidden[network.trainer] = False
     if not hidden.any():
         return []
-    givers = network.dialable.copy()
-    givers[network.trainer] = network.dialable[network.trainer]
-    rate = float(network.up[givers].sum()) / int(hidden.sum())
+    senders = network.dialable.copy()
+    senders[network.trainer] = network.dialable[network.trainer]
+    rate = float(network.up[senders].sum()) / int(hidden.sum())
     return [Bound(rate, "the uplinks of the nodes that can be dialled, from which all others must receive")]
 
 
 def _because(capacities: Capacities, found: Packing, names: list[str], network: Network, *, regions: bool) -> str:
-    """What has a price at the optimum, the dearest first."""
+    """Names the rows with a price at the optimum, the most expensive first."""
     limits = capacities.all_limits
     finite = np.isfinite(limits) & (found.prices > 0)
     worth = np.where(finite, np.where(finite, limits, 0) * found.prices, 0)
@@ -144,9 +145,9 @@ def _because(capacities: Capacities, found: Packing, names: list[str], network: 
     if len(ups) == len([k for k in range(groups) if capacities.up[k] > 0]) and len(ups) > 1:
         parts.append("the sum of all uplinks, which every copy must cross")
     elif ups:
-        parts.append(f"the uplinks {'in' if regions else 'of'} {_some(ups)}")
+        parts.append(f"the uplinks {'in' if regions else 'of'} {_first_names(ups)}")
     if arrows:
-        parts.append(f"the link{'s' if len(arrows) > 1 else ''} {_some(arrows)}")
+        parts.append(f"the link{'s' if len(arrows) > 1 else ''} {_first_names(arrows)}")
     return " and ".join(parts)
 
 
@@ -155,6 +156,6 @@ def _between(network: Network, i: int, j: int) -> str:
     return f"{network.names[i]}→{network.names[j]}" if (i, j) in network.pair_rate else f"{a}→{b}"
 
 
-def _some(names: list[str]) -> str:
-    """The first few of some names."""
+def _first_names(names: list[str]) -> str:
+    """Returns the first few names, and the number of the others."""
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

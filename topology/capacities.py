@@ -1,4 +1,4 @@
-"""What trees of a network are packed into: each node for itself, or the nodes of each region together."""
+"""Builds the capacities that trees are packed into: each node for itself, or the nodes of each region together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import numpy as np
 from p2psync.topology.network import Floats, Ints, Network
 from p2psync.topology.packing import Capacities
 
-#: Seconds of delay that a path counts as longer if its figures were never measured, and for each lost packet of all.
-UNMEASURED = 1.0
-LOST = 10.0
+#: Seconds that are added to a path's delay if its figures were never measured, and per unit of loss probability, so
+#: that plans avoid such paths where others are as good.
+UNMEASURED_SECONDS = 1.0
+LOSS_SECONDS = 10.0
 
 
 def most_rate(network: Network) -> tuple[float, int]:
-    """(Mbit/s, node): what the trainer's uplink and the slowest downlink allow, and whose link that is."""
+    """Returns (Mbit/s, node): the lower of the trainer's uplink and the slowest downlink, and its node."""
     receivers = np.flatnonzero(np.arange(network.size) != network.trainer)
     slowest = int(receivers[network.down[receivers].argmin()])
     if network.down[slowest] < network.up[network.trainer]:
@@ -22,7 +23,7 @@ def most_rate(network: Network) -> tuple[float, int]:
 
 
 def by_node(network: Network, most: float) -> Capacities:
-    """Each node a group: the packing is then what any broadcast can reach. For up to some dozen nodes."""
+    """Returns capacities with one group per node: their packing is the exact optimum. For up to a few dozen nodes."""
     between = np.ix_(network.region, network.region)
     arcs = np.where(network.connections(), _avoidance(network)[between], np.inf)
     rows, limits = _link_rows(network)
@@ -39,10 +40,10 @@ def by_node(network: Network, most: float) -> Capacities:
 
 
 def by_region(network: Network, most: float, demand: Floats | None = None) -> tuple[Capacities, Ints]:
-    """Each region with nodes a group; and the network's index of each group's region.
+    """Returns capacities with one group per region, and the network's index of each group's region.
 
-    demand: of each node, the share of the rate that it takes (1: all). An upper bound on any packing over nodes, since
-    it only forgets which node of a region sends and who cannot be dialled.
+    demand: the share of the rate that each node takes (1: all). The packing's rate is an upper bound on any packing
+    over nodes, since it ignores which node of a region sends and which cannot be dialled.
     """
     demand = np.ones(network.size) if demand is None else demand
     kept = np.unique(network.region)
@@ -60,7 +61,7 @@ def by_region(network: Network, most: float, demand: Floats | None = None) -> tu
 
 
 def _link_rows(network: Network) -> tuple[Ints, list[float]]:
-    """Index of the row of each pair of regions (-1: nothing binds), and the rows' Mbit/s."""
+    """Returns the index of each pair of regions' row (-1: nothing binds), and the rows' Mbit/s."""
     rows = np.full(network.rate.shape, -1, np.int64)
     limits: list[float] = []
     for a, b in zip(*np.nonzero((network.rate > 0) & np.isfinite(network.rate)), strict=True):
@@ -70,5 +71,5 @@ def _link_rows(network: Network) -> tuple[Ints, list[float]]:
 
 
 def _avoidance(network: Network) -> Floats:
-    """Seconds between regions, with more for paths that are only assumed or lose packets."""
-    return network.delay + np.where(network.measured, 0, UNMEASURED) + LOST * network.loss
+    """Returns the delay between regions in seconds, with additions for unmeasured and lossy paths."""
+    return network.delay + np.where(network.measured, 0, UNMEASURED_SECONDS) + LOSS_SECONDS * network.loss

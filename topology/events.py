@@ -1,8 +1,8 @@
-"""What happens to an emulated network while it runs: the `[[event]]` tables of a topology file.
+"""The events of an emulated network: the `[[event]]` tables of a topology file.
 
     [[event]]
     at = 5.0                            # seconds after the start
-    kind = "degrade"                    # what a degraded link lets through
+    kind = "degrade"                    # sets the figures of a degraded link
     link = ["eu", "us"]                 # or host = "eu-0": both its uplink and its downlink
     rate = 10                           # any of rate (Mbit/s), delay_ms, loss
 
@@ -11,9 +11,9 @@
     kind = "kill"                       # kill -9 of all processes of a host
     host = "us-1"
 
-`join` starts a host's command only then. `cut` lets nothing through: a link, a host, or all links of the regions given.
-`partition` cuts all links between the regions given and the rest. `restore` makes a link, a host, or (given neither)
-the whole network what the file says.
+`join` starts a host's command at that time. `cut` blocks all packets: of a link, a host, or all links of the given
+regions. `partition` cuts all links between the given regions and the rest. `restore` resets a link, a host, or (given
+neither) the whole network to the file's figures.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from p2psync.errors import FormatError
 Kind = Literal["join", "kill", "degrade", "cut", "partition", "restore"]
 
 
-class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One thing that happens, `at` seconds after the start."""
+class NetworkEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One event, `at` seconds after the start."""
 
     at: float
     kind: Kind
@@ -41,10 +41,10 @@ class Event(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loss: float | None = None
 
     def check(self, hosts: Collection[str], regions: Collection[str], links: Collection[frozenset[str]]) -> None:
-        """Raise `FormatError` for what cannot happen in a network of these."""
+        """Raise `FormatError` if the event is impossible in a network of these hosts, regions and links."""
         where = f"the event {self.kind} at {self.at:g} s"
         if self.at < 0:
-            raise FormatError(f"{where}: time begins at 0")
+            raise FormatError(f"{where}: at must be 0 or more")
         if self.host is not None and self.host not in hosts:
             raise FormatError(f"{where}: {self.host!r} is no host")
         if self.link is not None and frozenset(self.link) not in links:

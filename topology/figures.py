@@ -1,4 +1,4 @@
-"""What a plan comes to, in figures: what `p2psync wan plan` reports."""
+"""A plan's figures: the report of `p2psync wan plan`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2psync.topology.plan import LinkLoad, Plan, link_loads, predicted_makespan
 
 
 class LoadFigures(msgspec.Struct, frozen=True):
-    """One link: Mbit/s that the plan sends, and what it has. kind: up, down, link or pair."""
+    """One link: the planned Mbit/s, and its capacity. kind: up, down, link or pair."""
 
     kind: str
     name: str
@@ -19,7 +19,7 @@ class LoadFigures(msgspec.Struct, frozen=True):
 
 
 class TreeFigures(msgspec.Struct, frozen=True):
-    """One tree: its share of the chunks, how deep it is, and the parent of each node."""
+    """One tree: its share of the chunks, its depth, and the parent of each node."""
 
     share: float
     depth: int
@@ -29,10 +29,10 @@ class TreeFigures(msgspec.Struct, frozen=True):
 class PlanFigures(msgspec.Struct, frozen=True):
     """Rates in Mbit/s, times in seconds.
 
-    nodes: of the network, those that are unreachable too; the bound and the plan are for the others. exact: whether the
-    bound can be reached, or is an upper bound. rate: what every node gets by the plan, 0: nobody. slow: nodes that
-    take less than the others, because their own downlink is slower, and what they take; others: what the others
-    get then. egress: copies of everything that the trainer sends.
+    nodes: of the network, unreachable ones included; the bound and the plan are for the others. exact: whether the
+    bound can be reached, or is an upper bound. rate: what every node gets by the plan, 0: nobody. slow: nodes that take
+    less than the others because of their own downlinks, and their Mbit/s; others: what the others get then. egress:
+    copies of the payload that the trainer sends.
     """
 
     nodes: int
@@ -47,7 +47,7 @@ class PlanFigures(msgspec.Struct, frozen=True):
     payload_bytes: int
     egress: float
     depth: int
-    most_children: int
+    max_children: int
     unreachable: list[str]
     others: float
     slow: dict[str, float]
@@ -56,7 +56,7 @@ class PlanFigures(msgspec.Struct, frozen=True):
 
 
 def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int) -> PlanFigures:
-    """The figures of a plan for a network and a payload."""
+    """Returns the figures of a plan for a network and a payload."""
     part = network.only(network.reachable())
     bound = broadcast_bound(part)
     return PlanFigures(
@@ -72,7 +72,7 @@ def plan_figures(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: 
         payload_bytes=payload_bytes,
         egress=plan.egress(plan.trainer),
         depth=int(plan.depth.max()),
-        most_children=int(plan.children.max()),
+        max_children=int(plan.children.max()),
         unreachable=list(plan.unreachable),
         others=plan.rate,
         slow=plan.slow,

@@ -1,4 +1,4 @@
-"""What is wrong with a topology file, by the name of its table, with the choices that there are."""
+"""Explains the errors of a topology file: the table, the field, and the valid choices."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 
 def explain(raw: object, tables: Mapping[str, type[msgspec.Struct]], error: Exception) -> str:
-    """One line on the first table that is wrong; the error's own words where none of these tables is.
+    """Returns one line on the first malformed table; the error's own text if none of these tables is.
 
     raw: the file, decoded without types. tables: the type of each kind of table, which stand by name or in a list.
     """
@@ -24,7 +24,7 @@ def explain(raw: object, tables: Mapping[str, type[msgspec.Struct]], error: Exce
 def _tables(
     raw: object, tables: Mapping[str, type[msgspec.Struct]]
 ) -> Iterator[tuple[str, type[msgspec.Struct], object]]:
-    """(how people call it, its type, what stands there) of each table of the file."""
+    """Yields (its name for people, its type, its content) for each table of the file."""
     for name, kind in tables.items():
         found = raw.get(name) if isinstance(raw, dict) else None
         if isinstance(found, dict):
@@ -34,7 +34,7 @@ def _tables(
 
 
 def _plain(text: str, kind: type[msgspec.Struct] | None) -> str:
-    """msgspec's words, with a field's name for its path, and what there is to choose from."""
+    """Returns msgspec's message with a field's name instead of its path, and the valid choices."""
     message, _, place = text.partition(" - at ")
     field = place.strip("`").rpartition(".")[2] if "." in place else ""
     hints = typing.get_type_hints(kind) if kind is not None else {}

@@ -1,4 +1,4 @@
-"""How much more than the plan foresees its flows may send before something on their way is full."""
+"""How far a plan's flows may exceed their planned rates before a link on their path is full."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from p2psync.topology.network import Floats, Network
 from p2psync.topology.plan import Plan, demands
 
 
-class Spare:
-    """Of one plan, what its flows leave of the uplinks, downlinks and links between regions that they take."""
+class Headroom:
+    """For one plan, the remaining capacity of the uplinks, downlinks and links between regions that its flows use."""
 
     def __init__(self, plan: Plan, network: Network) -> None:
-        """network: of the plan's nodes, and perhaps of others."""
+        """network: contains the plan's nodes, and possibly others."""
         self._index = {name: i for i, name in enumerate(network.names)}
         self._region, self._measured = network.region, network.measured
         regions = len(network.regions)
@@ -28,12 +28,12 @@ class Spare:
             np.add.at(up, parent, load)
             np.add.at(down, child, load)
             np.add.at(between, network.region[parent] * regions + network.region[child], load)
-        self._up, self._down = _parts(network.up, up), _parts(network.down, down)
-        self._between = _parts(network.rate.ravel(), between).reshape(regions, regions)
+        self._up, self._down = _capacity_over_load(network.up, up), _capacity_over_load(network.down, down)
+        self._between = _capacity_over_load(network.rate.ravel(), between).reshape(regions, regions)
 
     def of(self, parent: str, children: Sequence[str]) -> list[float]:
-        """How many times the rate of its trees the parent may send each child; at least 1, or what a slow one takes of
-        it; inf where nothing binds, or what binds was not measured."""
+        """Returns, per child, the factor by which the parent may exceed the rate of its trees: at least 1, times the
+        share that a slow child takes; inf where nothing binds, or the link was not measured."""
         i, js = self._index[parent], [self._index[child] for child in children]
         return [self._of(i, j) for j in js]
 
@@ -44,7 +44,7 @@ class Spare:
         return float(self._demand[j] * max(1.0, min(self._up[i], self._down[j], self._between[a, b])))
 
 
-def _parts(capacity: Floats, load: Floats) -> Floats:
+def _capacity_over_load(capacity: Floats, load: Floats) -> Floats:
     found = np.full(capacity.shape, np.inf)
     np.divide(capacity, load, out=found, where=load > 0)
     return found

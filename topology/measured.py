@@ -1,9 +1,10 @@
-"""A network from what was measured: measured beats unmeasured beats failed, and nobody is believed on his word alone.
+"""Builds a network from measurements: measured paths beat unmeasured ones, and those beat failed ones; no claim counts
+without a witness.
 
-A node knows its own uplink best, but a node that claims too much would become the parent of many and slow them all. So
-what it claims counts only up to about twice what others saw come from it: an honest node rises as it is used, as a
-connection's window does. One witness alone may be an accomplice; where there are several, the highest is bounded by the
-second.
+A node knows its own uplink best, but a node that overstates it would become the parent of many and slow them all. So a
+claim counts only up to about twice the rate that others received from the node: an honest node's figure rises as it is
+used, as a congestion window does. A single witness may be an accomplice; with several, the second highest bounds the
+highest.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ from p2psync.topology.model import MAX_RATE
 from p2psync.topology.network import Floats, Network
 from p2psync.topology.regions import cluster
 
-#: How far above what others saw a claim is believed.
-GROWTH = 2.0
-#: How many times what the second witness saw the first one's word counts: whoever sends little to all but one may just
-#: have been measured by that one.
-ALONE = 3.0
-#: How far above what its target saw come a source's word on one path is believed: both count over spans of their own.
-WITNESSED = 1.2
-#: Mbit/s that a node is given to begin with, when nothing was seen of anybody.
-FIRST = 20.0
+#: A node's claim counts up to this multiple of the rate that others received from it.
+CLAIM_FACTOR = 2.0
+#: The highest witness counts up to this multiple of the second: a node that mostly sends to one peer may have been
+#: measured by that peer alone.
+LONE_WITNESS_FACTOR = 3.0
+#: A source's rate on one path counts up to this multiple of its target's, because both average over spans of their own.
+WITNESS_FACTOR = 1.2
+#: Mbit/s that is assumed of every uplink while nothing was measured.
+FIRST_UPLINK_MBITS = 20.0
 
 
 class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a node. Mbit/s. claimed_up, claimed_down: what it says itself (None: nothing).
+    """The figures of a node. Mbit/s. claimed_up, claimed_down: its own claims (None: none).
 
-    seen_up: Mbit/s that came from it, in all at one time, as each witness tells. region: "" is found from round trips.
+    seen_up: the total Mbit/s that each witness received from it at one time. region: "" is found from round trips.
     """
 
     name: str
@@ -45,10 +46,10 @@ class NodeFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured from one node to another. Mbit/s, seconds; None: not measured.
+    """The figures from one node to another. Mbit/s, seconds; None: not measured.
 
-    rate: what the source says that it sent. seen: what the target says that came. failed: no connection could be opened
-    in this direction.
+    rate: what the source reports that it sent. seen: what the target reports that it received. failed: no connection
+    could be opened in this direction.
     """
 
     source: str
@@ -63,11 +64,11 @@ class PathFigures(msgspec.Struct, frozen=True, kw_only=True):
 def from_measurements(
     trainer: str, nodes: Sequence[NodeFigures], paths: Iterable[PathFigures], *, trusted: Iterable[str] = ()
 ) -> Network:
-    """The network that these figures describe. trusted: names whose claims count whole; the trainer's always does.
+    """Returns the network of these figures. trusted: names whose claims count in full; the trainer's always does.
 
-    A path between regions has at least what one of its pairs reached, as far as both ends bear it out; one end's word
-    counts where there is no better, and a path nobody measured is assumed to be like the slower ones that were.
-    Raises `FormatError` if the trainer is none of the nodes, or a name comes twice.
+    A path between regions gets the highest rate of its pairs that both ends confirm, or, if none is confirmed, that one
+    end reports; a path without any is assumed to equal the slower quarter of the others. Raises `FormatError` if the
+    trainer is not among the nodes, or a name occurs twice.
     """
     nodes = sorted(nodes, key=lambda node: node.name)
     index = {node.name: i for i, node in enumerate(nodes)}
@@ -79,23 +80,23 @@ def from_measurements(
     regions = tuple(sorted(set(names.values())))
     region = np.array([regions.index(names[node.name]) for node in nodes], np.int64)
     shape = (len(regions), len(regions))
-    words: dict[tuple[int, int], list[_Word]] = {}
+    reports: dict[tuple[int, int], list[_RateReport]] = {}
     delays: dict[tuple[int, int], list[float]] = {}
     losses: dict[tuple[int, int], list[float]] = {}
     for path, (i, j) in zip(known, ends, strict=True):
         pair = (int(region[i]), int(region[j]))
         if path.rtt is not None and _plausible(path.rtt, 60):
-            for way in (pair, pair[::-1]):
-                delays.setdefault(way, []).append(path.rtt / 2)
-        if pair[0] != pair[1] and (word := _word(path)) is not None:
-            words.setdefault(pair, []).append(word)
+            for direction in (pair, pair[::-1]):
+                delays.setdefault(direction, []).append(path.rtt / 2)
+        if pair[0] != pair[1] and (report := _rate_report(path)) is not None:
+            reports.setdefault(pair, []).append(report)
         if path.loss is not None and 0 <= path.loss < 1:
             losses.setdefault(pair, []).append(path.loss)
     delay, loss = _table(shape, delays, 0.5, 0.05), _table(shape, losses, 0.5, 0.0)
     np.fill_diagonal(delay, [np.median(delays.get((a, a), [0.0])) for a in range(len(regions))])
-    # Of borne out ones, then of others, the highest.
-    rates = {pair: [max(found).rate] for pair, found in words.items()}
-    usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST], 0.25))
+    # The highest confirmed rate, or the highest of all if none is confirmed.
+    rates = {pair: [max(found).rate] for pair, found in reports.items()}
+    usual = float(np.quantile([rate for found in rates.values() for rate in found] or [FIRST_UPLINK_MBITS], 0.25))
     rate = _table(shape, rates, 1.0, usual)
     np.fill_diagonal(rate, np.inf)
     measured = np.eye(len(regions), dtype=bool)
@@ -118,57 +119,59 @@ def from_measurements(
     )
 
 
-class _Word(NamedTuple):
-    """A rate of a pair (Mbit/s), and whether both ends bear it out."""
+class _RateReport(NamedTuple):
+    """A rate of a pair (Mbit/s), and whether both ends confirm it."""
 
-    borne_out: bool
+    confirmed: bool
     rate: float
 
 
-def _word(path: PathFigures) -> _Word | None:
+def _rate_report(path: PathFigures) -> _RateReport | None:
     sent, seen = (rate if rate is not None and _plausible(rate, MAX_RATE) else None for rate in (path.rate, path.seen))
     if sent is None or seen is None:
         one = sent if seen is None else seen
-        return None if one is None else _Word(False, one)
-    return _Word(True, min(sent, seen * WITNESSED))
+        return None if one is None else _RateReport(False, one)
+    return _RateReport(True, min(sent, seen * WITNESS_FACTOR))
 
 
 def _down(node: NodeFigures) -> float:
-    """Mbit/s of a downlink: what came through it at best, and as much again, since nobody may have sent more."""
+    """Returns the Mbit/s of a downlink: twice the highest rate that came through it, since nobody may have sent
+    more."""
     known = _claim(node.claimed_down, 0.0)
-    return min(MAX_RATE, known * GROWTH) if known else MAX_RATE
+    return min(MAX_RATE, known * CLAIM_FACTOR) if known else MAX_RATE
 
 
 def _ups(nodes: Sequence[NodeFigures], believed: set[str]) -> Floats:
-    """Mbit/s of each uplink: the claim, as far as others bear it out."""
+    """Returns the Mbit/s of each uplink: the claim, as far as others confirm it."""
     seen = [_witnessed(node) for node in nodes]
-    tested = [rate / GROWTH for rate in seen if rate is not None]
-    # Whoever nobody has received from yet is like the slower half of those that somebody has.
-    first = float(np.quantile(tested, 0.25)) if tested else FIRST
+    tested = [rate / CLAIM_FACTOR for rate in seen if rate is not None]
+    # A node that nobody has received from yet is assumed to be like the slower quarter of those with witnesses.
+    first = float(np.quantile(tested, 0.25)) if tested else FIRST_UPLINK_MBITS
     ups = []
     for node, rate in zip(nodes, seen, strict=True):
         claim = _claim(node.claimed_up, MAX_RATE)
         believable = first if rate is None else rate
         if node.name in believed:
-            ups.append(claim if node.claimed_up is not None else max(believable, FIRST))
+            ups.append(claim if node.claimed_up is not None else max(believable, FIRST_UPLINK_MBITS))
         else:
             ups.append(min(claim, believable))
     return np.array(ups)
 
 
 def _witnessed(node: NodeFigures) -> float | None:
-    """What a node is believed to send, by what others saw come from it: the two highest figures together, since those
-    who measure an uplink together see a part each, the highest as `ALONE` times the second at most. One figure alone
-    counts `GROWTH` times."""
-    told = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
-    if len(told) < 2:
-        return told[0] * GROWTH if told else None
-    second, first = told[-2:]
-    return second + min(first, ALONE * second)
+    """Returns the Mbit/s that witnesses confirm for a node: the sum of the two highest figures, since nodes that
+    measure an uplink at the same time see a share each, with the highest counted as `LONE_WITNESS_FACTOR` times the
+    second at most. A single figure counts `CLAIM_FACTOR` times.
+    """
+    reported = sorted(rate for name, rate in node.seen_up.items() if name != node.name and _plausible(rate, MAX_RATE))
+    if len(reported) < 2:
+        return reported[0] * CLAIM_FACTOR if reported else None
+    second, first = reported[-2:]
+    return second + min(first, LONE_WITNESS_FACTOR * second)
 
 
 def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> dict[str, str]:
-    """The region of each node by name; those not given are found from round-trip times."""
+    """Returns the region of each node by name; those not given are found from round-trip times."""
     if all(node.region for node in nodes):
         return {node.name: node.region for node in nodes}
     nodes = sorted(nodes, key=lambda node: node.name)
@@ -183,7 +186,7 @@ def regions_of(nodes: Sequence[NodeFigures], paths: Iterable[PathFigures]) -> di
     for node, label in zip(nodes, labels.tolist(), strict=True):
         if node.region:
             given.setdefault(label, []).append(node.region)
-    # A node that says nothing belongs to the region that most of its neighbours name.
+    # A node without a given region joins the region that most nodes of its cluster name.
     said = {label: max(sorted(set(names)), key=names.count) for label, names in given.items()}
     return {
         node.name: node.region or said.get(label, f"near-{label}")

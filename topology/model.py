@@ -41,12 +41,12 @@ import msgspec
 
 from p2psync.errors import FormatError
 from p2psync.protocol.wire import check_finite
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.file_errors import explain
 
-#: Hosts in all: more than any plan is made for, and few enough that no file can exhaust memory.
+#: Bound on hosts: more than any plan is made for, and few enough that no file exhausts memory.
 MAX_HOSTS = 100_000
-#: Rates in Mbit/s above this bind nothing.
+#: The highest rate in Mbit/s; a higher one never binds.
 MAX_RATE = 1e6
 
 
@@ -67,7 +67,7 @@ class Region(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is different about one host; None: as its region says."""
+    """The settings of one host that differ from its region's; None: as its region."""
 
     up: float | None = None
     down: float | None = None
@@ -75,9 +75,10 @@ class Host(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A path between two regions, shared by all their hosts. rate: Mbit/s each way. loss: 0..1.
+    """A path between two regions, shared by all their hosts. rate: Mbit/s each way. loss: probability, 0 to 1.
 
-    rate_back: of the direction from the second region to the first, where it is another.
+    rate_back: Mbit/s from the second region to the first if it differs. buffer_ms: the queue in the emulator, in
+    milliseconds at `rate`.
     """
 
     between: tuple[str, str]
@@ -94,18 +95,18 @@ class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole network."""
+    """A network as a topology file describes it."""
 
     trainer: str
     region: dict[str, Region]
     link: list[Link] = []
     host: dict[str, Host] = {}
     blocked: list[tuple[str, str]] = []
-    event: list[Event] = []
+    event: list[NetworkEvent] = []
 
     @property
     def hosts(self) -> list[tuple[str, str]]:
-        """(host, its region), in the order of the file."""
+        """(host, its region) of all hosts, in the order of the file."""
         return [(f"{name}-{i}", name) for name, region in self.region.items() for i in range(region.hosts)]
 
     def up(self, host: str, region: str) -> float:
@@ -114,7 +115,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return own.up if own is not None and own.up is not None else self.region[region].up
 
     def down(self, host: str, region: str) -> float:
-        """Mbit/s that a host can receive; a host whose `up` alone is its own keeps its region's `down`."""
+        """Mbit/s that a host can receive; a host that sets only `up` keeps its region's `down`."""
         own = self.host.get(host)
         return own.down if own is not None and own.down is not None else self.region[region].downlink
 
@@ -124,8 +125,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return own.dialable if own is not None and own.dialable is not None else self.region[region].dialable
 
     def slower(self, times: float) -> Topology:
-        """The same network with all rates so many times lower; delays and losses stay. Raises `FormatError` where no
-        rate is left."""
+        """Returns the same network with all rates divided by `times`; delays and losses stay. Raises `FormatError`
+        where no rate is left."""
 
         def less(rate: float | None) -> float | None:
             return None if rate is None else rate / times
@@ -142,7 +143,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return slow
 
     def check(self) -> None:
-        """Raise `FormatError` for anything that is no network."""
+        """Raise `FormatError` unless this describes a consistent network."""
         if sum(region.hosts for region in self.region.values()) > MAX_HOSTS:
             raise FormatError(f"more than {MAX_HOSTS} hosts")
         for name, region in self.region.items():
@@ -190,8 +191,8 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise FormatError(f"the link {'–'.join(link.between)}: a buffer above 0")
 
 
-#: The tables of a file, by the name under which they stand.
-_TABLES: dict[str, type[msgspec.Struct]] = {"region": Region, "host": Host, "link": Link, "event": Event}
+#: The types of a file's tables, by the tables' names.
+_TABLES: dict[str, type[msgspec.Struct]] = {"region": Region, "host": Host, "link": Link, "event": NetworkEvent}
 
 
 def _is_rate(rate: float) -> bool:

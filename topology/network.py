@@ -1,7 +1,7 @@
 """A network as the bound and the planner see it: nodes with rates of their own, and shared links between regions.
 
-Rates are in Mbit/s, delays in seconds one way, loss a probability. Index i is a node, a and b are regions; `rate[a, b]`
-is what all nodes of a together can send to nodes of b. 0 is no path, inf one that binds nothing.
+Rates are in Mbit/s, delays in seconds one way, losses probabilities. i and j are node indices, a and b region indices;
+`rate[a, b]` is the total rate from nodes of a to nodes of b. 0 means no path, inf one that never binds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Network:
-    """Who can send how fast to whom.
+    """The nodes and the rates between them.
 
-    names: nodes, sorted. trainer: index of the one that has everything. up, down: Mbit/s of each node. region: index
+    names: nodes, sorted. trainer: index of the publisher. up, down: Mbit/s of each node (float64, nodes). region: index
     into `regions` of each node. rate, delay, loss: regions × regions, from row to column; the diagonal is within a
-    region. measured: whether the figures of a path were measured, or are assumed. dialable: whether others can open
-    connections to a node. blocked: (i, j): i cannot dial j. pair_rate: Mbit/s from i to j where it is less than what
-    their regions' link has.
+    region. measured: whether a path's figures were measured, or are assumed. dialable: whether others can open
+    connections to a node. blocked: pairs (i, j) where i cannot dial j. pair_rate: Mbit/s from i to j where it is below
+    the rate of their regions' link.
     """
 
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ class Network:
 
     @property
     def everyone_dials(self) -> bool:
-        """Whether no pair of nodes in linked regions is kept apart."""
+        """Whether all pairs of nodes in linked regions can connect."""
         return bool(self.dialable.all()) and not self.blocked
 
     def connects(self, i: int, j: int) -> bool:
@@ -64,7 +64,7 @@ class Network:
         return bool(self.dialable[j]) and (i, j) not in self.blocked
 
     def connections(self) -> Flags:
-        """Nodes × nodes: whether i may send to j. For small networks: it is quadratic."""
+        """Returns a bool matrix, nodes × nodes: whether i may send to j. Quadratic, for small networks."""
         dials = np.broadcast_to(self.dialable, (self.size, self.size)).copy()
         for i, j in self.blocked:
             dials[i, j] = False
@@ -81,7 +81,7 @@ class Network:
         return [part.astype(np.int64) for part in np.split(order, cuts)]
 
     def reachable(self) -> Flags:
-        """Nodes that the trainer's bits can come to, over any number of others that can send."""
+        """Returns the nodes that the publisher's data can reach, through any number of relays (bool, nodes)."""
         found = np.zeros(self.size, bool)
         found[self.trainer] = True
         if self.everyone_dials and not self.pair_rate:
@@ -113,7 +113,7 @@ class Network:
         return found | (reached[self.region] & receives)
 
     def only(self, keep: Flags) -> Network:
-        """The same network with these nodes alone; the trainer must be among them."""
+        """Returns the same network with the nodes of `keep` alone; the trainer must be among them."""
         if keep.all():
             return self
         kept = np.flatnonzero(keep)
@@ -132,7 +132,7 @@ class Network:
 
 
 def from_topology(topology: Topology) -> Network:
-    """The network that a topology file describes; all its figures count as measured."""
+    """Returns the network that a topology file describes; all its figures count as measured."""
     hosts = sorted(topology.hosts)
     regions = tuple(topology.region)
     number = {name: a for a, name in enumerate(regions)}
@@ -163,7 +163,7 @@ def from_topology(topology: Topology) -> Network:
 
 
 def _pairs(hosts: Sequence[tuple[str, str]], blocked: Sequence[tuple[str, str]]) -> frozenset[tuple[int, int]]:
-    """Pairs of nodes of pairs of names, where the name of a region stands for all its nodes."""
+    """Returns the pairs of nodes for pairs of names, where a region's name stands for all its nodes."""
     if not blocked:
         return frozenset()
     stands: dict[str, list[int]] = {}

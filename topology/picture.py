@@ -1,4 +1,4 @@
-"""A plan as a picture: regions and the load of the links between them, and beside it the heaviest trees."""
+"""Draws a plan: regions and the load of the links between them, and the heaviest trees."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from p2psync.topology.network import Floats, Ints, Network
 from p2psync.topology.plan import LinkLoad, Plan, link_loads
 from p2psync.topology.text import region_trees
 
-#: Trees drawn beside the map.
+#: Trees drawn next to the map.
 _TREES = 6
-#: Links whose figures are written, the heaviest first.
+#: Links that are labelled with their figures, the heaviest first.
 _LABELS = 16
-#: Nodes up to which each is drawn by name.
+#: Up to this many nodes each one is labelled.
 _NAMED = 30
 _INK, _QUIET, _PAPER, _GROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
 
 
 def check_installed() -> None:
-    """Raise `UsageError` without matplotlib."""
+    """Raise `UsageError` if matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         raise UsageError("pictures need matplotlib: pip install 'p2psync[plot]'")
 
 
 def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
-    """Draw to a .png or .svg file; nodes that cannot be reached are left out. Raises `UsageError`."""
+    """Draws to a .png or .svg file; unreachable nodes are left out. Raises `UsageError`."""
     check_installed()
     import matplotlib
 
@@ -62,7 +62,7 @@ def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
             0.015,
             0.025,
             "Arrows: wide by Mbit/s, red where full. Dots: nodes and their uplinks in Mbit/s, red where full; the "
-            "star is the trainer.\nRight: the ways that carry the most, one tree of each; thin strokes end at leaves.",
+            "star is the trainer.\nRight: the routes that carry most, one tree of each; thin strokes end at leaves.",
             fontsize=8,
             color=_QUIET,
         )
@@ -77,7 +77,7 @@ def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
 
 
 def _different_trees(plan: Plan, network: Network) -> list[tuple[int, float]]:
-    """Trees to draw: of each way across regions the heaviest tree, then the next of the heaviest ways."""
+    """Returns the trees to draw: the heaviest tree of each of the heaviest routes across regions."""
     if len(network.regions) == 1 or not (network.region != network.region[0]).any():
         return [(k, float(plan.shares[k])) for k in range(min(_TREES, len(plan.shares)))]
     chosen = []
@@ -92,7 +92,8 @@ def _different_trees(plan: Plan, network: Network) -> list[tuple[int, float]]:
 
 
 def _layout(network: Network) -> tuple[Floats, Floats, Floats]:
-    """(place of each node, centre of each region, radius of each): regions on a circle, the trainer's on the left."""
+    """Returns (position of each node, centre of each region, radius of each): regions on a circle, the trainer's on the
+    left."""
     members = network.members()
     regions = len(members)
     sizes = np.array([len(nodes) for nodes in members])
@@ -115,7 +116,7 @@ def _layout(network: Network) -> tuple[Floats, Floats, Floats]:
 
 
 def _ring(count: int, radius: float) -> Floats:
-    """Places in a region: a ring of few, a sunflower of many."""
+    """Returns positions within a region: a ring of a few nodes, a sunflower pattern of many."""
     if count == 1:
         return np.zeros((1, 2))
     k = np.arange(count)
@@ -154,7 +155,7 @@ def _ground(axes: Any, network: Network, centres: Floats, radii: Floats, *, name
 
 
 def _links(axes: Any, network: Network, centres: Floats, radii: Floats, loads: list[LinkLoad]) -> None:
-    """Arrows between regions: as wide as what they carry, as red as they are full."""
+    """Draws arrows between regions, their width by load and their colour by utilisation."""
     from matplotlib import colormaps
     from matplotlib.patches import FancyArrowPatch
 
@@ -236,7 +237,7 @@ def _nodes(axes: Any, plan: Plan, network: Network, spots: Floats, loads: list[L
 
 
 def _tree(axes: Any, plan: Plan, tree: int, spots: Floats, colour: Any) -> None:
-    """One tree: strokes to relays are thick."""
+    """Draws one tree, with thick strokes to relays."""
     from matplotlib.collections import LineCollection
 
     row: Ints = plan.parents[tree]

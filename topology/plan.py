@@ -1,4 +1,4 @@
-"""A plan: weighted spanning trees over the nodes, what they load, and how long they should take."""
+"""A plan: weighted spanning trees over the nodes, the load of each link, and the predicted makespan."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-
-from p2psync.protocol.plan import NodePlan, TreePlace
-from p2psync.topology.bound import MEGA
+from p2psync.topology.bound import BITS_PER_MBIT
 from p2psync.topology.network import Floats, Ints, Network
 
-#: Bytes of a chunk that predictions reckon with, unless told otherwise.
-CHUNK = 64 << 10
-#: Shares travel as whole numbers out of about this many.
-_PARTS = 1_000_000
+from p2psync.protocol.plan import NodePlan, TreePosition
+
+#: Bytes of a chunk in predictions, by default.
+CHUNK_BYTES = 64 << 10
+#: The sum of a plan's integer shares, about.
+_SHARE_UNITS = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class LinkLoad:
-    """What the plan sends over one thing that binds, in Mbit/s at the plan's rate. kind: up, down, link or pair."""
+    """The planned load of one limited resource, in Mbit/s at the plan's rate. kind: up, down, link or pair."""
 
     kind: str
     name: str
@@ -29,19 +29,19 @@ class LinkLoad:
 
     @property
     def share(self) -> float:
-        """How full it is: 1 is full."""
+        """The utilisation: 1 is full."""
         return self.load / self.capacity if self.capacity > 0 else float("inf")
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """names: nodes, sorted. trainer: its index. parents: trees × nodes, index of the parent; -1 at the trainer.
+    """names: nodes, sorted. trainer: its index. parents: trees × nodes (int64), index of the parent; -1 at the trainer.
 
-    shares: of each tree, summing to 1, the heaviest first. rate: Mbit/s at which the trees fill what binds them first.
-    slow: nodes that take less than `rate` because their own downlink is slower, and what they take; they relay nothing.
-    bound: Mbit/s that no plan can pass. unreachable: nodes of the network that nothing can reach; they are in no tree.
-    of_highest: what every node gets, as a share of the highest rate that was found as the plan was made: what is below
-    1 was given up for fewer flows, or for shorter ways.
+    shares: of each tree, summing to 1, the heaviest first. rate: Mbit/s at which the trees fill their first bottleneck.
+    slow: nodes that take less than `rate` because their own downlink is slower, and their Mbit/s; they relay nothing.
+    bound: Mbit/s that no plan can exceed. unreachable: nodes that nothing can reach; they are in no tree. of_highest:
+    the lowest rate as a share of the highest one among the candidate plans; below 1, the planner gave rate up for fewer
+    flows or shorter paths.
     """
 
     names: tuple[str, ...]
@@ -53,11 +53,11 @@ class Plan:
     bound: float
     unreachable: tuple[str, ...] = ()
     revision: int = 0
-    of_highest: float = 1.0
+    share_of_highest: float = 1.0
 
     @property
     def reaches_nobody(self) -> bool:
-        """Whether no node gets anything: the trainer is alone, or cannot reach the others. The rates are 0 then."""
+        """Whether no node gets anything: the trainer is alone, or cannot reach the others. All rates are 0 then."""
         return len(self.names) < 2
 
     @property
@@ -72,12 +72,12 @@ class Plan:
 
     @cached_property
     def whole_shares(self) -> list[int]:
-        """The shares as whole numbers, as nodes are told."""
-        return [max(1, round(_PARTS * share)) for share in self.shares]
+        """The shares as integers, as the nodes receive them."""
+        return [max(1, round(_SHARE_UNITS * share)) for share in self.shares]
 
     @cached_property
     def children(self) -> Ints:
-        """Trees × nodes: children of each node in each tree."""
+        """Trees × nodes: number of children of each node in each tree."""
         counts = np.zeros(self.parents.shape, np.int64)
         tree, node = np.nonzero(self.parents >= 0)
         np.add.at(counts, (tree, self.parents[tree, node]), 1)
@@ -87,16 +87,16 @@ class Plan:
     def depth(self) -> Ints:
         """Trees × nodes: hops from the trainer."""
         depth = np.zeros(self.parents.shape, np.int64)
-        above = self.parents.copy()
-        rows = np.arange(len(above))[:, None]
-        while (above >= 0).any():
-            depth += above >= 0
-            above = np.where(above >= 0, self.parents[rows, above], -1)
+        ancestor = self.parents.copy()
+        rows = np.arange(len(ancestor))[:, None]
+        while (ancestor >= 0).any():
+            depth += ancestor >= 0
+            ancestor = np.where(ancestor >= 0, self.parents[rows, ancestor], -1)
         return depth
 
     @cached_property
     def height(self) -> Ints:
-        """Trees × nodes: hops from each node to the farthest below it."""
+        """Trees × nodes: hops from each node to its farthest descendant."""
         height = np.zeros(self.parents.shape, np.int64)
         for level in range(int(self.depth.max(initial=0)), 0, -1):
             tree, node = np.nonzero(self.depth == level)
@@ -109,44 +109,44 @@ class Plan:
         return {name: i for i, name in enumerate(self.names)}
 
     @cached_property
-    def _below(self) -> list[tuple[Ints, Ints]]:
+    def _children_by_parent(self) -> list[tuple[Ints, Ints]]:
         return [_grouped(row, high) for row, high in zip(self.parents, self.height, strict=True)]
 
     def node_plan(self, name: str) -> NodePlan:
-        """What one node must know."""
+        """Returns one node's part of the plan."""
         return next(self.node_plans([name]))
 
     def node_plans(self, names: list[str] | None = None) -> Iterator[NodePlan]:
-        """What each node must know, in the order of the names (None: all)."""
+        """Yields the parts of the named nodes, in their order (None: all)."""
         for name in self.names if names is None else names:
             i = self.index[name]
             peers: dict[int, int] = {}
-            places = []
-            for tree, (order, cuts) in enumerate(self._below):
+            positions = []
+            for tree, (order, cuts) in enumerate(self._children_by_parent):
                 parent = int(self.parents[tree, i])
                 children = order[cuts[i] : cuts[i + 1]].tolist()
                 known = [peers.setdefault(peer, len(peers)) for peer in children]
-                above = peers.setdefault(parent, len(peers)) if parent >= 0 else -1
+                parent_peer = peers.setdefault(parent, len(peers)) if parent >= 0 else -1
                 rate = round(float(self.shares[tree] * self.rate), 6)
-                places.append(TreePlace(above, known, int(self.depth[tree, i]), rate))
-            yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, places)
+                positions.append(TreePosition(parent_peer, known, int(self.depth[tree, i]), rate))
+            yield NodePlan(self.revision, [self.names[peer] for peer in peers], self.whole_shares, positions)
 
     def egress(self, i: int) -> float:
-        """Copies of everything that node i sends."""
+        """Returns how many copies of the payload node i sends."""
         return float(self.shares @ self.children[:, i])
 
 
 def _grouped(parents: Ints, height: Ints) -> tuple[Ints, Ints]:
-    """Nodes in the order of their parents, and where each parent's children begin.
+    """Returns the nodes sorted by parent, and where each parent's children begin.
 
-    Children come in the order in which they should be served: first those with the longest way below them.
+    Children come in the order in which their parent serves them: first those with the tallest subtree.
     """
     order = np.lexsort((-height, parents))
     return order, np.searchsorted(parents[order], np.arange(len(parents) + 1))
 
 
 def demands(network: Network, slow: dict[str, float], rate: float) -> Floats:
-    """The share of the rate that each node takes."""
+    """Returns the share of the rate that each node takes (float64, nodes)."""
     demand = np.ones(network.size)
     if slow:
         index = {name: i for i, name in enumerate(network.names)}
@@ -156,22 +156,23 @@ def demands(network: Network, slow: dict[str, float], rate: float) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class Usage:
-    """What one unit of each tree loads: rows × trees beside the capacity of each row. rows: (kind, i, j)."""
+class TreeUsage:
+    """The load of one unit of each tree on each row: rows × trees, and the capacity of each row. rows: (kind, i, j)."""
 
     rows: list[tuple[str, int, int]]
     per_tree: Floats
     capacity: Floats
 
     def rate(self, shares: Floats) -> float:
-        """The rate at which the first row is full."""
+        """Returns the rate (Mbit/s) at which the first row is full."""
         load = self.per_tree @ shares
         used = load > 1e-12
         return float((self.capacity[used] / load[used]).min(initial=np.inf))
 
 
-def usage(network: Network, parents: Ints, demand: Floats) -> Usage:
-    """What trees (trees × nodes) load: each node's uplink, each link between regions that binds, each bound pair."""
+def usage(network: Network, parents: Ints, demand: Floats) -> TreeUsage:
+    """Returns what trees (trees × nodes) load: each node's uplink, each limited link between regions, each limited
+    pair."""
     trees, nodes, regions = len(parents), network.size, len(network.regions)
     up = np.zeros((nodes, trees))
     between = np.zeros((regions * regions, trees))
@@ -191,11 +192,11 @@ def usage(network: Network, parents: Ints, demand: Floats) -> Usage:
         rows += [("pair", i, j) for i, j in pairs]
         per_tree.append(np.array([[demand[j] * (row[j] == i) for row in parents] for i, j in pairs], float))
         capacity.append(np.array([network.pair_rate[pair] for pair in pairs]))
-    return Usage(rows, np.concatenate(per_tree), np.concatenate(capacity))
+    return TreeUsage(rows, np.concatenate(per_tree), np.concatenate(capacity))
 
 
 def link_loads(plan: Plan, network: Network) -> list[LinkLoad]:
-    """The load of every link between regions, bound pair, up- and downlink; nodes that cannot be reached have none."""
+    """Returns the load of every link between regions, limited pair, uplink and downlink, without unreachable nodes."""
     network = network.only(_in_plan(plan, network))
     demand = demands(network, plan.slow, plan.rate)
     used = usage(network, plan.parents, demand)
@@ -213,44 +214,47 @@ def link_loads(plan: Plan, network: Network) -> list[LinkLoad]:
 
 
 def fullest_relay(plan: Plan, network: Network) -> float:
-    """What the fullest uplink but the trainer's carries, as a share of what it has."""
+    """Returns the utilisation of the fullest uplink, the trainer's aside."""
     trainer = plan.names[plan.trainer]
     relays = [load for load in link_loads(plan, network) if load.kind == "up" and load.load and load.name != trainer]
     return max((load.share for load in relays), default=0.0)
 
 
 def fullest_link(plan: Plan, network: Network) -> float:
-    """What the fullest link between regions carries, as a share of what it has; 0 if none binds."""
+    """Returns the utilisation of the fullest link between regions; 0 if none is limited."""
     return max((load.share for load in link_loads(plan, network) if load.kind == "link"), default=0.0)
 
 
-def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK) -> float:
-    """Seconds until the last node has a payload, if every link gives what the network says; 0 for a plan that reaches
-    nobody.
+def predicted_makespan(plan: Plan, network: Network, payload_bytes: int, chunk_bytes: int = CHUNK_BYTES) -> float:
+    """Returns the seconds until the last node has a payload if every link has its nominal rate; 0 for a plan that
+    reaches nobody.
 
-    The payload at the lowest rate, and the way of the last chunk down its tree: at each hop the delay, and the chunk
-    once for each child that is served before.
+    The time is the payload at the lowest rate, plus the last chunk's path down its tree: at each hop the delay, and the
+    chunk once for each child that is served before.
     """
     if plan.reaches_nobody:
         return 0.0
     network = network.only(_in_plan(plan, network))
     chunk = min(chunk_bytes, payload_bytes)
-    return payload_bytes * 8 / (plan.lowest_rate * MEGA) + float(arrival(plan, network, chunk).max(initial=0.0))
+    return payload_bytes * 8 / (plan.lowest_rate * BITS_PER_MBIT) + float(
+        arrival(plan, network, chunk).max(initial=0.0)
+    )
 
 
 def arrival(plan: Plan, network: Network, chunk_bytes: int) -> Floats:
-    """Trees × nodes: seconds that a chunk takes from the trainer, when it leaves at once and links are idle."""
+    """Returns the seconds (trees × nodes) that a chunk takes from the trainer if it leaves at once and all links are
+    idle."""
     rows = np.arange(len(plan.parents))[:, None]
     parents = plan.parents
-    above = np.maximum(parents, 0)
-    delay = network.delay[network.region[above], network.region[None, :]]
-    turn = plan.children[rows, above] * chunk_bytes * 8 / (np.maximum(network.up[above], 1e-9) * MEGA)
-    hop = np.where(parents >= 0, delay + turn, 0)
+    ancestor = np.maximum(parents, 0)
+    delay = network.delay[network.region[ancestor], network.region[None, :]]
+    serving = plan.children[rows, ancestor] * chunk_bytes * 8 / (np.maximum(network.up[ancestor], 1e-9) * BITS_PER_MBIT)
+    hop = np.where(parents >= 0, delay + serving, 0)
     total = hop.copy()
     while (parents >= 0).any():
-        above = np.maximum(parents, 0)
-        total += np.where(parents >= 0, hop[rows, above], 0)
-        parents = np.where(parents >= 0, plan.parents[rows, above], -1)
+        ancestor = np.maximum(parents, 0)
+        total += np.where(parents >= 0, hop[rows, ancestor], 0)
+        parents = np.where(parents >= 0, plan.parents[rows, ancestor], -1)
     return total
 
 

@@ -1,10 +1,10 @@
-"""Trees over regions that are shallow: in each tree a few regions send to many others, and all others to none.
+"""Shallow trees over regions: in each tree a few regions send to many others, and the others to none.
 
-The linear program of `p2psync.topology.packing` says what each region can send in all; it does not care how deep its
-trees are, and where all uplinks bind it likes chains: each region passes on to one other. Here each region's part is
-spent in few trees, a handful of children at a time, as interior-disjoint trees do (SplitStream), so that trees are
-about as deep as the logarithm of the regions' number. Links between regions may be passed by half a tree's share; rates
-must be taken from the loads afterwards.
+The linear program of `p2psync.topology.packing` determines each region's total sending rate, but not the depth of its
+trees; where all uplinks bind it prefers chains, in which each region forwards to one other. Here each region spends its
+rate in few trees, on several children each, as in interior-disjoint trees (SplitStream), so that the depth is about the
+logarithm of the number of regions. Links between regions may be exceeded by half a tree's share; compute the rates from
+the loads afterwards.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from __future__ import annotations
 import numpy as np
 
 from p2psync.topology.network import Floats, Ints
-from p2psync.topology.packing import HOP, Capacities, Packing
+from p2psync.topology.packing import HOP_SECONDS, Capacities, Packing
 
-#: Regions that one sends to in a tree.
-_FAN = 6
+#: Children of a sending region in one tree.
+_FAN_OUT = 6
 
 
 def shallow_packing(capacities: Capacities, packing: Packing, stripes: int) -> Packing | None:
-    """As many trees of equal weight, with the packing's rate; None if links leave no room for them.
+    """Returns `stripes` trees of equal weight, with the packing's rate; None if links lack the capacity.
 
     capacities: over regions. packing: of them.
     """
@@ -27,26 +27,28 @@ def shallow_packing(capacities: Capacities, packing: Packing, stripes: int) -> P
     if groups < 3 or packing.rate <= 0:
         return None
     scale = stripes / packing.rate
-    # In units of one child in one tree.
+    # Units: one child in one tree.
     sends = np.minimum(capacities.up - packing.rate * capacities.inner, packing.rate * groups) * scale
     links = _links(capacities) * scale
-    gifts = _gifts(capacities, sends, links)
-    sends = _near(capacities, sends, 1.1 * stripes * (groups - 1))
+    transfers = _transfers(capacities, sends, links)
+    sends = _nearest_senders(capacities, sends, 1.1 * stripes * (groups - 1))
     trees = []
     for k in range(stripes):
         tree = _tree(capacities, _degrees(capacities.root, sends, stripes - k), sends, links)
         if tree is None:
             return None
         trees.append(tree)
-        below = np.flatnonzero(tree >= 0)
-        np.subtract.at(sends, tree[below], 1)
-        np.subtract.at(links, (tree[below], below), 1)
+        child = np.flatnonzero(tree >= 0)
+        np.subtract.at(sends, tree[child], 1)
+        np.subtract.at(links, (tree[child], child), 1)
     weights = np.full(stripes, packing.rate / stripes)
-    return Packing(trees, weights, {k: gift / scale for k, gift in gifts.items()}, packing.bound, packing.prices)
+    return Packing(
+        trees, weights, {k: transfer / scale for k, transfer in transfers.items()}, packing.bound, packing.prices
+    )
 
 
 def _links(capacities: Capacities) -> Floats:
-    """Groups × groups: Mbit/s of each arc; 0 where there is none, inf where nothing binds."""
+    """Returns the Mbit/s of each arc (groups × groups); 0 where there is none, inf where nothing binds."""
     found = np.where(np.isfinite(capacities.arcs), np.inf, 0.0)
     for k in range(capacities.rows.shape[2]):
         rows = capacities.rows[:, :, k]
@@ -54,29 +56,30 @@ def _links(capacities: Capacities) -> Floats:
     return found
 
 
-def _gifts(capacities: Capacities, sends: Floats, links: Floats) -> dict[tuple[int, int], float]:
-    """What a region's uplinks cannot serve within it, the nearest with a surplus do; `sends` and `links` shrink.
+def _transfers(capacities: Capacities, sends: Floats, links: Floats) -> dict[tuple[int, int], float]:
+    """Returns the transfers: the nearest regions with a surplus serve what a region's own uplinks cannot; `sends` and
+    `links` shrink.
 
     A third of each link is left for the trees.
     """
-    gifts: dict[tuple[int, int], float] = {}
+    transfers: dict[tuple[int, int], float] = {}
     for b in np.argsort(sends, kind="stable").tolist():
         for a in np.argsort(capacities.arcs[:, b], kind="stable").tolist():
             if sends[b] >= 0:
                 break
-            spare = sends[a] - (len(sends) / 8 if a == capacities.root else 0.0)
-            gift = float(min(-sends[b], spare, links[a, b] * 2 / 3))
-            if a != b and gift > 0:
-                gifts[a, b] = gift
-                sends[a] -= gift
-                sends[b] += gift
-                links[a, b] -= gift
-    return gifts
+            surplus = sends[a] - (len(sends) / 8 if a == capacities.root else 0.0)
+            transfer = float(min(-sends[b], surplus, links[a, b] * 2 / 3))
+            if a != b and transfer > 0:
+                transfers[a, b] = transfer
+                sends[a] -= transfer
+                sends[b] += transfer
+                links[a, b] -= transfer
+    return transfers
 
 
-def _near(capacities: Capacities, sends: Floats, need: float) -> Floats:
-    """What those regions send that are reached soonest, as many as have enough together; others send nothing."""
-    order = np.argsort(capacities.ways, kind="stable")
+def _nearest_senders(capacities: Capacities, sends: Floats, need: float) -> Floats:
+    """Returns the rates of the nearest regions that suffice together; the others send nothing."""
+    order = np.argsort(capacities.distances, kind="stable")
     before = np.concatenate([[0.0], np.cumsum(np.maximum(0, sends[order]))[:-1]])
     found = np.zeros(len(sends))
     found[order] = np.where(before < need, sends[order], 0.0)
@@ -84,14 +87,14 @@ def _near(capacities: Capacities, sends: Floats, need: float) -> Floats:
 
 
 def _degrees(root: int, sends: Floats, stripes: int) -> Ints:
-    """How many others each region sends to in the next of so many trees: as many as are needed in all, if it can be."""
+    """Returns the number of children of each region in the next tree: as many as are needed in all, if possible."""
     groups = len(sends)
     degrees = np.zeros(groups, np.int64)
-    # The root is in all trees, on top, and its part is spread over them.
+    # The root is in all trees, and its rate is spread over them.
     degrees[root] = min(groups - 1, max(1, round(sends[root] / stripes)))
     missing = groups - 1 - int(degrees[root])
     order = [a for a in np.argsort(-sends, kind="stable").tolist() if a != root]
-    for fan in (_FAN, groups):
+    for fan in (_FAN_OUT, groups):
         for a in order:
             more = min(missing, max(0, min(fan, round(sends[a])) - int(degrees[a])))
             degrees[a] += more
@@ -100,12 +103,13 @@ def _degrees(root: int, sends: Floats, stripes: int) -> Ints:
 
 
 def _tree(capacities: Capacities, degrees: Ints, sends: Floats, links: Floats) -> Ints | None:
-    """Parents of a tree in which regions have so many children, or more where links leave no other way.
+    """Returns the parents of a tree in which regions have these numbers of children, or more where links leave no
+    choice.
 
-    Regions that send are hung first, the soonest reached first; then the others, those first that are reached last.
+    Sending regions are attached first, the nearest first; then the others, the farthest first.
     """
     groups = len(degrees)
-    hop = np.where(links >= 0.5, capacities.arcs + HOP, np.inf)
+    hop = np.where(links >= 0.5, capacities.arcs + HOP_SECONDS, np.inf)
     parents = np.full(groups, -2, np.int64)
     parents[capacities.root] = -1
     when = np.full(groups, np.inf)
@@ -114,20 +118,21 @@ def _tree(capacities: Capacities, degrees: Ints, sends: Floats, links: Floats) -
     senders = {a for a in np.flatnonzero(degrees).tolist() if a != capacities.root}
     others = {*range(groups)} - senders - {capacities.root}
     while senders or others:
-        waiting = sorted(senders or others)
-        ways = when[:, None] + np.where((left > 0)[:, None], hop[:, waiting], np.inf)
-        soonest = ways.min(axis=0)
+        unattached = sorted(senders or others)
+        arrivals = when[:, None] + np.where((left > 0)[:, None], hop[:, unattached], np.inf)
+        soonest = arrivals.min(axis=0)
         pick = int(soonest.argmin() if senders else soonest.argmax())
         if not np.isfinite(soonest[pick]):
-            # Nobody with a part left can send there: whoever has most to send takes one more.
-            able = np.isfinite(when[:, None] + hop[:, waiting])
+            # No sender with children left can reach one of these: the region with the most remaining rate takes one
+            # more.
+            able = np.isfinite(when[:, None] + hop[:, unattached])
             if not able.any():
                 return None
             pick = int(able.any(axis=0).argmax())
             parent = int(np.where(able[:, pick], sends - degrees, -np.inf).argmax())
         else:
-            parent = int(ways[:, pick].argmin())
-        child = waiting[pick]
+            parent = int(arrivals[:, pick].argmin())
+        child = unattached[pick]
         parents[child] = parent
         when[child] = when[parent] + hop[parent, child]
         left[parent] -= 1

@@ -1,4 +1,4 @@
-"""A plan in words: the bound, the trees indented, the load of every link."""
+"""A plan as text: the bound, the trees indented, the load of every link."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from p2psync.topology.figures import PlanFigures
 from p2psync.topology.network import Ints, Network
 from p2psync.topology.plan import LinkLoad, Plan, link_loads
 
-#: Ways across regions, and nodes that cannot be reached, that are shown.
-_WAYS = 12
-_UNREACHABLE = 12
+#: Shown at most: routes across regions, and unreachable nodes.
+_MAX_ROUTES = 12
+_MAX_UNREACHABLE = 12
 
 
 def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
-    """What matters most, as (label, text)."""
+    """Returns the main figures as (label, text)."""
     if figures.nodes - len(figures.unreachable) < 2:
         lines = [("plan", f"reaches nobody: {figures.because if figures.nodes < 2 else 'no node can be reached'}")]
         return lines + _unreachable(figures)
@@ -30,7 +30,7 @@ def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
         ("plan", f"{figures.rate:.1f} Mbit/s to {everyone}, {100 * figures.ratio:.1f} % of the bound"),
         ("makespan", f"{times}; never less than {_seconds(figures.least_makespan)}"),
         ("trainer", f"{figures.trainer} sends {figures.egress:.2f} copies"),
-        ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.most_children} children a node"),
+        ("trees", f"{len(figures.trees)}, up to {figures.depth} hops deep and {figures.max_children} children a node"),
     ]
     if figures.slow:
         names = ", ".join(f"{name} {rate:g}" for name, rate in sorted(figures.slow.items())[:6])
@@ -39,25 +39,26 @@ def summary_lines(figures: PlanFigures) -> list[tuple[str, str]]:
 
 
 def _unreachable(figures: PlanFigures) -> list[tuple[str, str]]:
-    """The nodes that nothing can reach, the first of them by name."""
+    """Returns a line with the first nodes that nothing can reach."""
     names = figures.unreachable
     if not names:
         return []
-    more = f" and {len(names) - _UNREACHABLE} more" if len(names) > _UNREACHABLE else ""
-    return [("unreachable", f"{len(names)} of {figures.nodes}: {', '.join(names[:_UNREACHABLE])}{more}")]
+    more = f" and {len(names) - _MAX_UNREACHABLE} more" if len(names) > _MAX_UNREACHABLE else ""
+    return [("unreachable", f"{len(names)} of {figures.nodes}: {', '.join(names[:_MAX_UNREACHABLE])}{more}")]
 
 
 def detail_lines(plan: Plan, network: Network, trees: int) -> Iterator[str]:
-    """The ways across regions, the heaviest trees, and the load of every link. trees: how many are shown in full."""
-    ways = region_trees(plan, network)
+    """Yields the routes across regions, the heaviest trees, and the load of every link. trees: how many are shown in
+    full."""
+    routes = region_trees(plan, network)
     root = int(network.region[network.names.index(plan.names[plan.trainer])])
-    if ways[0][1]:
-        yield "\nways across regions, and the share of all chunks that each carries"
-        for share, arcs in ways[:_WAYS]:
+    if routes[0][1]:
+        yield "\nroutes across regions, and the share of all chunks that each carries"
+        for share, arcs in routes[:_MAX_ROUTES]:
             for number, line in enumerate(region_tree_lines(arcs, network, root)):
                 yield (f"{100 * share:5.1f} %  " if number == 0 else " " * 9) + line
-        if len(ways) > _WAYS:
-            yield f"  … and {len(ways) - _WAYS} more"
+        if len(routes) > _MAX_ROUTES:
+            yield f"  … and {len(routes) - _MAX_ROUTES} more"
     for tree in range(min(trees, len(plan.shares))):
         yield f"\ntree {tree + 1}: {100 * plan.shares[tree]:.1f} % of all chunks"
         yield from (f"  {line}" for line in tree_lines(plan, tree))
@@ -66,9 +67,11 @@ def detail_lines(plan: Plan, network: Network, trees: int) -> Iterator[str]:
 
 
 def region_trees(plan: Plan, network: Network) -> list[tuple[float, dict[tuple[int, int], int]]]:
-    """The different ways in which trees cross regions, the heaviest first: (share of all chunks, copies by (from, to)).
+    """Returns the different routes of trees across regions, the heaviest first: (share of all chunks, copies by (from,
+    to)).
 
-    network: as the plan was made for. A tree may send a region several copies, where its own uplinks are too weak.
+    network: the one the plan was made for. A tree may send a region several copies if the region's own uplinks are too
+    slow.
     """
     region = _region_in_plan(plan, network)
     found: dict[tuple[tuple[int, int, int], ...], float] = {}
@@ -83,23 +86,23 @@ def region_trees(plan: Plan, network: Network) -> list[tuple[float, dict[tuple[i
 
 
 def tree_lines(plan: Plan, tree: int, *, most: int = 60) -> Iterator[str]:
-    """One tree, indented; of a large one the first `most` nodes."""
-    below: dict[int, list[int]] = {}
+    """Yields one tree, indented; of a large one the first `most` nodes."""
+    children: dict[int, list[int]] = {}
     for child, parent in enumerate(plan.parents[tree].tolist()):
-        below.setdefault(parent, []).append(child)
+        children.setdefault(parent, []).append(child)
     stack, shown = [(plan.trainer, 0)], 0
     while stack and shown < most:
         node, depth = stack.pop()
-        own = below.get(node, [])
+        own = children.get(node, [])
         yield f"{'  ' * depth}{plan.names[node]}" + (f"  → {len(own)}" if own else "")
-        stack += [(child, depth + 1) for child in sorted(own, key=lambda i: (len(below.get(i, [])), -i))]
+        stack += [(child, depth + 1) for child in sorted(own, key=lambda i: (len(children.get(i, [])), -i))]
         shown += 1
     if stack:
         yield f"… and {len(plan.names) - shown} more"
 
 
 def region_tree_lines(arcs: dict[tuple[int, int], int], network: Network, root: int) -> Iterator[str]:
-    """One way across regions, indented; `×3` where a region gets three copies."""
+    """Yields one route across regions, indented; `×3` where a region gets three copies."""
     first: dict[int, int] = {}
     waiting = [root]
     seen = {root}
@@ -120,7 +123,7 @@ def region_tree_lines(arcs: dict[tuple[int, int], int], network: Network, root: 
 
 
 def load_lines(loads: list[LinkLoad], *, most: int = 40) -> Iterator[str]:
-    """Every link between regions and bound pair, and the fullest up- and downlinks, as a table."""
+    """Yields a table of every link between regions and limited pair, and the fullest uplinks and downlinks."""
     links = sorted((load for load in loads if load.kind in ("link", "pair")), key=lambda load: -load.share)
     own = sorted((load for load in loads if load.kind in ("up", "down") and load.load > 0), key=lambda one: -one.share)
     shown = links[:most] + own[:8]

@@ -1,7 +1,8 @@
-"""The flattest trees: one node after the other gets its part from the trainer, and passes it on to all others.
+"""Two-hop trees: each relay receives its share from the publisher, and forwards it to all other nodes.
 
-As in Mutualcast. No chunk makes more than two hops; links between regions are passed as often as there are nodes beyond
-them, so these are trees for small payloads, of which round trips take most of the time, and for near nodes.
+As in Mutualcast (Li, Chou, Zhang 2005). No chunk makes more than two hops, but a link between regions carries as many
+copies as there are nodes beyond it. These trees suit small payloads, whose time is mostly round trips, and nodes that
+are near each other.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import numpy as np
 from p2psync.topology.network import Floats, Ints, Network
 
 
-def stars(network: Network, behind: Iterable[str], most_children: int) -> tuple[Ints, Floats] | None:
-    """(parents: trees × nodes, -1 at the trainer; shares, summing to 1, by the uplinks of those who pass on).
+def two_hop_trees(network: Network, behind: Iterable[str], max_children: int) -> tuple[Ints, Floats] | None:
+    """Returns (parents: trees × nodes, -1 at the trainer; shares, summing to 1, proportional to the relays' uplinks).
 
-    An uplink that was hardly used is known to be too low, rarely too high: none counts for more than the median.
-    behind: nodes that pass nothing on. None where they are too many for one to feed, or nobody can pass anything on.
+    An uplink that was hardly used is often underestimated and rarely overestimated, so none counts for more than the
+    median. behind: nodes that relay nothing. None if one node cannot feed that many, or no node can relay.
     """
-    centres = (network.up > 0) & network.dialable & ~np.isin(network.names, list(behind))
-    centres[network.trainer] = False
-    passing = np.flatnonzero(centres)
-    if not len(passing) or network.size - 2 > most_children:
+    is_relay = (network.up > 0) & network.dialable & ~np.isin(network.names, list(behind))
+    is_relay[network.trainer] = False
+    relays = np.flatnonzero(is_relay)
+    if not len(relays) or network.size - 2 > max_children:
         return None
-    parents = np.repeat(passing[:, None], network.size, axis=1)
-    parents[np.arange(len(passing)), passing] = network.trainer
+    parents = np.repeat(relays[:, None], network.size, axis=1)
+    parents[np.arange(len(relays)), relays] = network.trainer
     parents[:, network.trainer] = -1
-    weights = np.minimum(network.up[passing], np.median(network.up[passing]))
+    weights = np.minimum(network.up[relays], np.median(network.up[relays]))
     return parents, weights / weights.sum()

@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import Announcement, View
 from p2psync.net.hub_client import HubClient
 from p2psync.observe.events import Event, Note, Trouble
@@ -45,8 +44,8 @@ class Announcer:
         """withdraw: stops serving a manifest (32 bytes) that is about to be removed. own_nonce: see
         `HubService.own_nonce`; "" where the hub is another process."""
         self.fenced: FencedError | None = None
-        #: A line for people that goes with the next announcement: see `Announce.remark`.
-        self.remark = ""
+        #: A line for people that goes with the next announcement: see `Announce.note`.
+        self.note = ""
         self._co_publishers: list[str] | None = None
         self._announced_co_publishers: list[str] | None = None
         self._hub = hub
@@ -125,14 +124,16 @@ class Announcer:
         before, self._view = self._view, view
         same_run = view.run == self._state.run
         if same_run and view.epoch > self._state.epoch:
-            self._fence(FencedError(f"another trainer took this run over: {line_of(view.claim)}; this one stops"))
+            self._fence(
+                FencedError(f"another trainer took this run over: {printable_line(view.claim)}; this one stops")
+            )
         elif before is not None and before.instance != view.instance:
             # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
             self._known_at_hub.clear()
             self._taken_back.clear()
             self._announced_co_publishers = self._claim_token = None
         elif view.run and not same_run and self._claim_token is not None:
-            self._fence(FencedError(f"another run took the hub over: {line_of(view.claim)}; this trainer stops"))
+            self._fence(FencedError(f"another run took the hub over: {printable_line(view.claim)}; this trainer stops"))
         if same_run and view.epoch <= self._state.epoch:
             self._foreign = {id for id in self._shown_at_hub() if self._store.get(bytes.fromhex(id)) is None}
             self._taken_back &= self._foreign
@@ -177,9 +178,9 @@ class Announcer:
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
             manifests = [pack.signed.to_bytes() for pack in packs if pack is not None]
-            beside = self._co_publishers
-            await self._hub.announce(token, manifests, known, self.remark, beside)
-            self._announced_co_publishers = beside
+            co_publishers = self._co_publishers
+            await self._hub.announce(token, manifests, known, self.note, co_publishers)
+            self._announced_co_publishers = co_publishers
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone | foreign
             self._taken_back |= foreign

@@ -18,12 +18,12 @@ from pathlib import Path
 import msgspec
 from p2psync.errors import FencedError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
-from p2psync.membership.epochs import DRAWN_BITS
+from p2psync.membership.epochs import RANDOM_BITS
 from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
 from p2psync.net.addresses import advertised_hosts, listen_host
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
-from p2psync.net.listening import announce
+from p2psync.net.listening import announced_hosts
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
@@ -123,7 +123,7 @@ class TrainerNode:
         self._runner = runner = self._make_runner(found.node, client, store, trusted, host, advertised)
         await runner.listen(host, config.port)
         self._view = await ask_hub(client.view, wait=config.wait_for_hub, on_event=self._emit)
-        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(DRAWN_BITS))
+        state = found.next_epoch(self._view, time.time(), random.SystemRandom().getrandbits(RANDOM_BITS))
         # Durable before it is used: a restart must not use the same epoch for something else.
         await asyncio.to_thread(save_run, run_file, state)
         await self._claim_run(client, store, versions, state)
@@ -140,8 +140,8 @@ class TrainerNode:
     def _load_run(self, path: Path, store: Store) -> RunState:
         """Returns the run to go on with: the one in the file or the store, or one that supersedes it."""
         found = load_run(path, store, self._tell)
-        for remark in store.diagnostics:
-            self._tell(remark)
+        for note in store.diagnostics:
+            self._tell(note)
         if self.config.supersede:
             found = found.superseding(self.config.supersede, int(time.time() * 1000), os.urandom(10))
         return found
@@ -162,7 +162,7 @@ class TrainerNode:
         advertised: tuple[str, ...],
     ) -> NodeRunner:
         config = self.config
-        first, further = announce(host, advertised, HUB_HOST if self.hub is not None else "")
+        first, further = announced_hosts(host, advertised, HUB_HOST if self.hub is not None else "")
         info = NodeInfo(node=node, role="trainer", region=config.region, host=first, port=config.port, further=further)
         return NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
@@ -376,8 +376,8 @@ class TrainerNode:
             )
             if made is None:
                 return None
-            if (remark := self._profiles.learn(made, choice)) is not None:
-                self.announcer.remark = remark
+            if (note := self._profiles.learn(made, choice)) is not None:
+                self.announcer.note = note
             if (unlike := unlike_event(made)) is not None:
                 self._emit(unlike)
             event = self._offer(made, checkpoint)

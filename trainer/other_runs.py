@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
-
 from p2psync.membership.records import Member
-from p2psync.observe.events import ActorsElsewhere
+from p2psync.observe.events import ActorsOnNewerRun
 
 
 class OtherRuns:
@@ -33,7 +32,7 @@ class OtherRuns:
                 seen.append(msgspec.structs.replace(member, version=None, digest="", run="", epoch=0))
         return seen
 
-    def warning(self, members: Iterable[Member]) -> ActorsElsewhere | None:
+    def warning(self, members: Iterable[Member]) -> ActorsOnNewerRun | None:
         """Returns a warning about members that will not take this trainer's versions, being at a newer run or epoch.
 
         It comes once, and again whenever there are twice as many of them; None otherwise.
@@ -47,4 +46,4 @@ class OtherRuns:
         if len(ahead) < 2 * self._told.get(newest, 0):
             return None
         self._told = {newest: len(ahead)}
-        return ActorsElsewhere(len(ahead), *newest, self._run, self._epoch)
+        return ActorsOnNewerRun(len(ahead), *newest, self._run, self._epoch)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 
 from p2psync.errors import P2PSyncError
-from p2psync.topology.emulator import Network, namespaces, runs
+from p2psync.topology.emulator import EmulatedNetwork, namespaces, runs
 from p2psync.topology.emulator.layout import make_layout
 from p2psync.topology.model import MAX_RATE, Link, Region, Topology
 
@@ -39,7 +39,7 @@ def star(leaves: int) -> Topology:
     return Topology(SEED, regions, [Link((name, "relay"), MAX_RATE) for name in names if name != "relay"])
 
 
-class Wires(Network):
+class Wires(EmulatedNetwork):
     """The network of `star`, while a `with` lasts: its hosts, their addresses, commands in them. Its links cannot be
     changed. Raises `P2PSyncError` where there can be none."""
 
@@ -56,7 +56,7 @@ class Wires(Network):
             raise P2PSyncError(reason)
         runs.sweep()
         run, self._lock = runs.claim()
-        super().__init__(runs.RunState(run, "", os.getpid(), True, make_layout(self._topology)))
+        super().__init__(runs.EmulatedRun(run, "", os.getpid(), True, make_layout(self._topology)))
         try:
             self._make()
         except BaseException:

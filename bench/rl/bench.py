@@ -22,7 +22,7 @@ from p2psync.bench.rl.weights import draw_masters
 from p2psync.bench.swarm.processes import PYTHON, Child, Children
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 from p2psync.topology.model import Topology
 
 _HUB_PORT, _PORT = 7070, 7071
@@ -73,7 +73,7 @@ class RlBench:
             cpus_allowed=len(os.sched_getaffinity(0)),
         )
 
-    def _run(self, run: Run, topology: Topology, network: Network, masters: Path) -> None:
+    def _run(self, run: Run, topology: Topology, network: EmulatedNetwork, masters: Path) -> None:
         label = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s)"
         self.progress(f"{label} …")
         with (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from p2psync.topology.emulator import Network
+from p2psync.topology.emulator import EmulatedNetwork
 from p2psync.topology.model import Topology
 
 KILL, CUT = "relay killed", "link cut to a tenth"
@@ -47,7 +47,7 @@ def _both_ways(ends: tuple[str, str], sent: Mapping[str, int]) -> int:
     return sent.get(f"{a}>{b}", 0) + sent.get(f"{b}>{a}", 0)
 
 
-def cut_link(topology: Topology, network: Network, sent: Mapping[str, int]) -> str:
+def cut_link(topology: Topology, network: EmulatedNetwork, sent: Mapping[str, int]) -> str:
     """Leave a tenth of the busiest link's rates, or of the busiest relay's uplink; says which."""
     ends = busiest_link(topology, sent)
     if ends is not None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from p2psync.errors import P2PSyncError
-from p2psync.topology.emulator import Network
+from p2psync.topology.emulator import EmulatedNetwork
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 #: Every process of a race is this repository's Python.
@@ -25,7 +25,9 @@ PYTHON = (sys.executable, "-u")
 class Child:
     """One process in a host. With `talks`, it says a JSON object a line on stdout, and is told lines on stdin."""
 
-    def __init__(self, network: Network, host: str, argv: Sequence[str], log: Path, *, talks: bool = False) -> None:
+    def __init__(
+        self, network: EmulatedNetwork, host: str, argv: Sequence[str], log: Path, *, talks: bool = False
+    ) -> None:
         """log: what it writes to stderr, and to stdout unless it talks."""
         self.host = host
         self._log = log
@@ -123,7 +125,7 @@ class Child:
 class Children:
     """The processes of one run. All of them are killed at the end, and whatever else runs in the network's hosts."""
 
-    def __init__(self, network: Network, place: Path) -> None:
+    def __init__(self, network: EmulatedNetwork, place: Path) -> None:
         """place: a directory for logs."""
         self.network = network
         self.place = place

@@ -151,7 +151,7 @@ class Publisher:
             plan = self._node.runner.core.plan
             if plan is not None and plan.revision != told:
                 told = plan.revision
-                say({"plan": told, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
+                say({"plan": told, "rate": sum(place.rate for place in plan.positions), "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:
@@ -189,8 +189,8 @@ class Publisher:
 def least_bytes(changed: int, count: int) -> float:
     """What it takes at least to tell which units of `count` have changed, anywhere, and which way."""
     share = changed / count
-    places = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
-    return (places * count + changed) / 8
+    positions = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
+    return (positions * count + changed) / 8
 
 
 def count_for(nbytes: float, count: int) -> int:

@@ -26,7 +26,7 @@ from p2psync.bench.swarm.trial import Heat, Track, sha256, write_random
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from p2psync.topology.bound import broadcast_bound, least_makespan
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 from p2psync.topology.model import Region, Topology
 
 #: How long processes may take to start and to find each other (seconds).
@@ -115,7 +115,7 @@ class Race:
         """A rival that was over the limit once is not waited for again."""
         return name != OURS and any(run.contender == name and run.over_limit for run in self.runs)
 
-    def _track(self, network: Network, folder: Path) -> Track:
+    def _track(self, network: EmulatedNetwork, folder: Path) -> Track:
         options = self.options
         file = folder / "seed" / "payload"
         write_random(file, options.payload_bytes, options.seed)

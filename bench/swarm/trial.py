@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from p2psync.bench.swarm.processes import Child, Children
-from p2psync.topology.emulator import Network
+from p2psync.topology.emulator import EmulatedNetwork
 from p2psync.topology.model import Topology
 
 #: Seconds from when a torrent's processes are up to the start.
@@ -30,7 +30,7 @@ class Track:
     """
 
     topology: Topology
-    network: Network
+    network: EmulatedNetwork
     file: Path
     digest: str
     payload_bytes: int

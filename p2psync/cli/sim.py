@@ -65,7 +65,7 @@ def swarm(
 
     if plot is not None:
         check_installed()
-    spare: frozenset[str] = frozenset()
+    idle_hosts: frozenset[str] = frozenset()
     if topology is not None:
         described = load(topology)
         network = from_topology(described)
@@ -76,7 +76,7 @@ def swarm(
         network = from_topology(
             draw_topology(actors + more + 1, regions, seed=seed, hidden=hidden, trainer_rate=trainer_up)
         )
-        spare = spare_hosts(network.names, network.names[network.trainer], more, seed)
+        idle_hosts = spare_hosts(network.names, network.names[network.trainer], more, seed)
     if network.size < 2 or not network.reachable().all():
         raise UsageError("a node of the network cannot be reached: see `p2psync wan plan` for which")
     size = parse_bytes("--payload", payload)
@@ -93,7 +93,7 @@ def swarm(
     # Nothing here goes round in circles, and looking for such among millions of objects costs more the more there are.
     gc.disable()
     try:
-        figures, found = simulate(network, options, churn=churn, spare=spare)
+        figures, found = simulate(network, options, churn=churn, idle_hosts=idle_hosts)
     finally:
         gc.enable()
     output.report(figures, json, summary_lines(figures))

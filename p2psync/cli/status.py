@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from p2psync.cli import daemon
 from p2psync.cli.output import report_json
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import HUB_HOST, Member, Status, View
 from p2psync.membership.runs import run_name, short_run
 
@@ -55,7 +55,7 @@ def _show(found: Status, hub_host: str = "") -> None:
     console.print(named, soft_wrap=True, highlight=False)
     console.print(f"version {head}  epoch {view.epoch}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False)
     if view.claim:
-        console.print(line_of(view.claim), soft_wrap=True, markup=False, highlight=False)
+        console.print(printable_line(view.claim), soft_wrap=True, markup=False, highlight=False)
     _show_members(console, _rows(found, hub_host))
     for line in _waiting(found):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -65,8 +65,8 @@ def _show(found: Status, hub_host: str = "") -> None:
         f"{len(anchors)} anchor{'s' * (len(anchors) != 1)} ({_mb(sum(a.payload_bytes for a in anchors))}), "
         f"{len(deltas)} delta{'s' * (len(deltas) != 1)} ({_mb(sum(a.payload_bytes for a in deltas))}) to be had"
     )
-    if found.remark:
-        console.print(found.remark)
+    if found.note:
+        console.print(found.note)
 
 
 def _same_run(member: Member, view: View) -> bool:
@@ -78,12 +78,12 @@ def _waiting(found: Status) -> list[str]:
     waits = {age.node: age.waits for age in found.ages}
     nodes: dict[str, list[str]] = {}
     for member in found.view.members:
-        place = ""
+        location = ""
         if not _same_run(member, found.view):
-            place = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
-        reason = line_of(waits.get(member.info.node, ""))
-        if place or reason:
-            nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(member.info.node[:8])
+            location = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
+        reason = printable_line(waits.get(member.info.node, ""))
+        if location or reason:
+            nodes.setdefault(": ".join(filter(None, (location, reason))), []).append(member.info.node[:8])
     return [f"← {_names(who)} {what}" for what, who in nodes.items()]
 
 
@@ -106,7 +106,7 @@ def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
                 "node": info.node[:8],
                 "role": info.role,
                 "region": info.region or "–",
-                "address": info.place,
+                "address": info.location,
                 "version": ("–" if member.version is None else str(member.version))
                 + ("" if member.version == view.head and _same_run(member, view) else " ←"),
                 "digest": member.digest[:12],

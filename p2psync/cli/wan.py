@@ -52,14 +52,14 @@ def down(
     everything: Annotated[bool, typer.Option("--all", help="All networks that `wan up` made.")] = False,
 ) -> None:
     """Kill what runs in a network and remove it, and what networks that were killed have left."""
-    from p2psync.topology.emulator import Network, runs, take_down
+    from p2psync.topology.emulator import EmulatedNetwork, runs, take_down
 
     if (file is None) != everything:
         raise UsageError("name the topology file whose network is to go, or give --all")
     swept = runs.sweep()
     found = [state for state in runs.living() if state.file and (file is None or state.file == str(file.resolve()))]
     for state in found:
-        take_down(Network(state))
+        take_down(EmulatedNetwork(state))
     if swept:
         print(f"removed what {len(swept)} killed network{'s' * (len(swept) > 1)} had left")
     elif file is not None and not found:
@@ -154,18 +154,18 @@ def set_(
 
 
 def _found(file: Path) -> Any:
-    from p2psync.topology.emulator import Network, runs
+    from p2psync.topology.emulator import EmulatedNetwork, runs
 
     state = runs.find(file)
     if state is None:
         raise P2PSyncError(f"{file} is not up: p2psync wan up {file}")
-    return Network(state)
+    return EmulatedNetwork(state)
 
 
 @contextmanager
 def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
     """The network of a file that is up, or one that lasts as long as this does."""
-    from p2psync.topology.emulator import Emulator, Network, runs
+    from p2psync.topology.emulator import EmulatedNetwork, Emulator, runs
     from p2psync.topology.model import load
 
     state = runs.find(file)
@@ -175,7 +175,7 @@ def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
     elif congestion is not None:
         raise UsageError(f"{file} is up: its congestion control was chosen by `wan up`")
     else:
-        yield Network(state)
+        yield EmulatedNetwork(state)
 
 
 @contextmanager

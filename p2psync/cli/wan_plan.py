@@ -46,7 +46,7 @@ def plan(
 
         check_installed()
     network = from_topology(load(file))
-    made = make_plan(network, most_children=children)
+    made = make_plan(network, max_children=children)
     figures = plan_figures(made, network, payload, piece)
     output.report(figures, json, summary_lines(figures))
     if json != "-" and not made.reaches_nobody:

@@ -1,6 +1,7 @@
-"""Views in short: who knows one revision is told what changed since, and puts it to what it knows. Pure.
+"""Incremental views: a node that has one revision receives only what changed since, and merges it. Pure.
 
-In a swarm of n members each version is told to all n; with all members in each view, the hub would send n times n.
+In a swarm of n members each version is announced to all n; with all members in each view the hub would send O(n²)
+entries.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import msgspec
 from p2psync.errors import FormatError
 from p2psync.membership.records import View
 
-#: Changes that are remembered: who knows an older revision is told everything.
+#: Changes that the log keeps. A node with an older revision receives the whole view; a longer log costs memory.
 MAX_CHANGES = 1024
 
 
 class ChangeLog:
-    """Names of what changed, came or went, and at which revision: the last `most` changes."""
+    """Names that were added, changed or removed, and the revision of each change: the last `most` changes."""
 
     def __init__(self, most: int = MAX_CHANGES) -> None:
         self._most = most
@@ -25,18 +26,18 @@ class ChangeLog:
         self._complete_after = -1
 
     def add(self, revision: int, name: str) -> None:
-        """The first revision that shows this change; no lower than the last one."""
+        """Records a change under the first revision that shows it; revisions must not fall."""
         self._changes.append((revision, name))
         if len(self._changes) > self._most:
             self._complete_after = self._changes.popleft()[0]
 
     def forget(self, revision: int) -> None:
-        """So much changed at this revision that nothing is told in short to who knows an earlier one."""
+        """Discards the log: nodes with a revision before this one must receive the whole view."""
         self._changes.clear()
         self._complete_after = revision
 
     def since(self, revision: int) -> set[str] | None:
-        """What changed after this revision; None if that is not remembered any more."""
+        """Returns the names that changed after this revision; None if the log no longer reaches back to it."""
         if revision < self._complete_after:
             return None
         names: set[str] = set()
@@ -47,21 +48,21 @@ class ChangeLog:
         return names
 
 
-def put_together(before: View | None, view: View) -> View:
-    """The whole view, from one that may tell only what changed since `before`.
+def merge_views(before: View | None, view: View) -> View:
+    """Returns the whole view, from a view that may hold only the changes since `before`.
 
-    Raises `FormatError` if that is not what it goes on from.
+    Raises `FormatError` if the changes do not continue `before`.
     """
     if view.since is None:
         return view
     if before is None or (before.instance, before.revision) != (view.instance, view.since):
-        raise FormatError("the hub tells what changed since a view that this node does not have; it asks for all of it")
+        raise FormatError("the hub sent changes to a view that this node does not have; it requests the whole view")
     members = {member.info.node: member for member in before.members}
     for node in view.gone:
         members.pop(node, None)
     members.update((member.info.node, member) for member in view.members)
     other = {a.id for a in view.lineage} | set(view.retired)
-    # What was inlined was news then; who did not take it gets it by its id.
+    # Inlined manifests were new at that time; a node that missed one fetches it by its id.
     lineage = [msgspec.structs.replace(a, inline=None) for a in before.lineage if a.id not in other] + view.lineage
     whole = [members[node] for node in sorted(members)]
     return msgspec.structs.replace(view, members=whole, lineage=lineage, since=None, gone=[], retired=[])

@@ -1,27 +1,27 @@
-"""Bounds on what a node says of itself, checked before any of it is kept. Every refusal is one line."""
+"""Bounds on what a node reports, checked before the hub keeps any of it. Every refusal is one line."""
 
 from __future__ import annotations
 
 import re
 
 from p2psync.errors import FormatError
-from p2psync.membership.records import HUB_HOST, Claim, Measures, NodeInfo
+from p2psync.membership.records import HUB_HOST, Claim, NodeInfo, NodeStatistics
 
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
 MAX_HOST = 255
-#: Further hosts of a node: a peer tries them beside the first.
-MAX_FURTHER = 4
-#: Characters of a remark.
-MAX_REMARK = 400
+#: Further hosts of a node, which a peer tries in addition to the first.
+MAX_FURTHER_HOSTS = 4
+#: Characters of a trainer's note on its newest version, and of a node's waiting reason.
+MAX_NOTE = 400
 #: Versions and epochs stay below this, so that every language's integers hold them.
 MAX_COUNT = 1 << 53
-#: Paths of one node's measures, Mbit/s of any rate, and seconds of any round trip.
+#: Paths in one node's statistics, Mbit/s of any rate, and seconds of any round trip.
 MAX_PATHS = 256
 MAX_MBITS = 1e6
-#: Nodes that publish beside a trainer.
-MAX_BESIDE = 1024
-MAX_RTT = 3600.0
+#: Nodes that publish together with a trainer.
+MAX_CO_PUBLISHERS = 1024
+MAX_RTT_SECONDS = 3600.0
 
 _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
 
@@ -38,14 +38,14 @@ def check_info(info: NodeInfo) -> None:
         raise FormatError(f"a region is at most {MAX_REGION} printable characters; choose a shorter name")
     if any(host != HUB_HOST and not _HOST.match(host) for host in info.hosts):
         raise FormatError(f"a host is a name or an address of at most {MAX_HOST} characters")
-    if len(info.further) > MAX_FURTHER:
-        raise FormatError(f"a node has at most {MAX_FURTHER} further hosts")
+    if len(info.further) > MAX_FURTHER_HOSTS:
+        raise FormatError(f"a node has at most {MAX_FURTHER_HOSTS} further hosts")
     if not 0 <= info.port <= 65535:
         raise FormatError(f"port {info.port} is not between 0 and 65535")
 
 
 def check_running(version: int | None, digest: str, run: str = "", epoch: int = 0) -> None:
-    """Raise `FormatError` unless this can be the version a node runs, its digest, its run ("": not told) and epoch."""
+    """Raise `FormatError` unless these can be the live version, its digest, run ("": not reported) and epoch."""
     if run:
         _check_hex("run", run, 32)
     if not 0 <= epoch < MAX_COUNT:
@@ -62,44 +62,45 @@ def check_rate(fetch_rate: int) -> None:
         raise FormatError(f"a rate of {fetch_rate} bytes/s is not between 0 and 2^53")
 
 
-def check_beside(nodes: list[str]) -> None:
-    """Raise `FormatError` unless these can be nodes that publish together."""
-    if len(nodes) > MAX_BESIDE:
-        raise FormatError(f"at most {MAX_BESIDE} nodes publish beside a trainer")
+def check_co_publishers(nodes: list[str]) -> None:
+    """Raise `FormatError` unless these can be the ids of nodes that publish together with a trainer."""
+    if len(nodes) > MAX_CO_PUBLISHERS:
+        raise FormatError(f"at most {MAX_CO_PUBLISHERS} nodes publish together with a trainer")
     for node in nodes:
         _check_hex("node id", node, 32)
 
 
-def check_measures(measures: Measures) -> None:
-    """Raise `FormatError` unless every figure can be one, and every path leads to another node."""
-    paths = measures.paths
+def check_statistics(statistics: NodeStatistics) -> None:
+    """Raise `FormatError` unless every figure is within its bounds and every path leads to another node."""
+    paths = statistics.paths
     if len(paths) > MAX_PATHS or len({path.peer for path in paths}) < len(paths):
-        raise FormatError(f"measures are of at most {MAX_PATHS} paths, each to another node")
+        raise FormatError(f"statistics hold at most {MAX_PATHS} paths, each to another node")
     for path in paths:
         _check_hex("node id", path.peer, 32)
-    rates = [measures.up, measures.down, *(rate for path in paths for rate in (path.sent, path.received))]
+    rates = [statistics.up, statistics.down, *(rate for path in paths for rate in (path.sent, path.received))]
     # Not-a-number fails every comparison.
     fine = all(0 <= rate <= MAX_MBITS for rate in rates)
-    if not (fine and all(0 <= path.rtt <= MAX_RTT and 0 <= path.loss <= 1 for path in paths)):
+    if not (fine and all(0 <= path.rtt <= MAX_RTT_SECONDS and 0 <= path.loss <= 1 for path in paths)):
         raise FormatError(
-            f"a measure is out of bounds: rates are 0 to {MAX_MBITS:.0f} Mbit/s, round trips up to {MAX_RTT:.0f} s,"
-            " losses 0 to 1"
+            f"a figure of the statistics is out of bounds: rates are 0 to {MAX_MBITS:.0f} Mbit/s, round trips up to"
+            f" {MAX_RTT_SECONDS:.0f} s, losses 0 to 1"
         )
 
 
-def line_of(text: str) -> str:
-    """What a node says of itself as one printable line of bounded length: a lease is not refused for its words."""
-    return "".join(c if c.isprintable() else " " for c in text[:MAX_REMARK])
+def printable_line(text: str) -> str:
+    """Returns the text as one printable line of at most `MAX_NOTE` characters, so that no lease is refused for its
+    text."""
+    return "".join(c if c.isprintable() else " " for c in text[:MAX_NOTE])
 
 
-def check_remark(remark: str) -> None:
-    """Raise `FormatError` unless this is a line for people."""
-    if len(remark) > MAX_REMARK or not remark.isprintable():
-        raise FormatError(f"a remark is at most {MAX_REMARK} printable characters")
+def check_note(note: str) -> None:
+    """Raise `FormatError` unless this is one printable line of at most `MAX_NOTE` characters."""
+    if len(note) > MAX_NOTE or not note.isprintable():
+        raise FormatError(f"a note is at most {MAX_NOTE} printable characters")
 
 
 def check_claim(claim: Claim) -> None:
-    """Raise `FormatError` unless every field of a claim has its form; says nothing of whether it is true."""
+    """Raise `FormatError` unless every field of a claim is well-formed. Does not check the signature."""
     _check_hex("node id", claim.node, 32)
     _check_hex("run", claim.run, 32)
     _check_hex("public key", claim.key, 64)

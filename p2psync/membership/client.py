@@ -1,9 +1,9 @@
-"""A node's side of membership: when to join, renew, ask for the view, and how long to wait after a failure. Pure.
+"""A node's side of membership: decides when to join, renew, fetch the view and the plan, and when to retry. Pure.
 
-States: OUT (no lease: join, with growing pauses) → IN (renew at a third of the TTL; one long poll for the view always
-open) → OUT again when the hub no longer knows the lease or the lease has run out unrenewed. The last view stays in use
-while the hub is away: peers go on exchanging what they know of. While in, the node's part of the plan is asked for
-whenever the view shows another revision of it.
+States: OUT (no lease: join, with exponential backoff) → IN (renew after a third of the TTL; one long poll for the view
+always open) → OUT again when the hub no longer knows the lease or the lease expires. The last view stays in use while
+the hub is unreachable, so peers go on exchanging. While IN, the client fetches its part of the plan whenever the view
+shows a new plan revision.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from p2psync.errors import FormatError
-from p2psync.membership.changes import put_together
-from p2psync.membership.checks import MAX_REMARK
-from p2psync.membership.measures import changed_much, fell
-from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, Measures, NodeInfo, Renew, View
+from p2psync.membership.changes import merge_views
+from p2psync.membership.checks import MAX_NOTE
+from p2psync.membership.records import RENEWALS_PER_TTL, Join, Lease, NodeInfo, NodeStatistics, Renew, View
+from p2psync.membership.statistics_changes import changed_substantially, has_degraded
 
 _NEVER = float("inf")
-#: Pauses after failures grow from the first to the last of these (seconds), with jitter so that nodes do not all
-#: return at once.
-FIRST_PAUSE = 0.2
-LAST_PAUSE = 5.0
-#: Measures that changed much are told without waiting for the next renewal, but not more often than this (seconds).
-MEASURES_EVERY = 1.0
-#: The same of measures that show that a way brings next to nothing any more, which others wait for.
-FALLS_EVERY = 0.2
-#: Where a renewal with measures failed and the next one without them did not, they wait for so long (seconds), growing
-#: from the first to the last: what cannot get through must not cost the lease.
-FIRST_BARE, LAST_BARE = 1.0, 300.0
+#: Backoff after failed calls, seconds: the first and the longest pause, doubled in between, with jitter so that nodes
+#: do not all return at once.
+RETRY_MIN_SECONDS = 0.2
+RETRY_MAX_SECONDS = 5.0
+#: Statistics that changed substantially are reported without waiting for the next renewal, but at most once in this
+#: many seconds. A larger value saves requests and delays better plans.
+STATISTICS_MIN_SECONDS = 1.0
+#: The same for a path that degraded or failed, which other nodes wait on: plans should leave it soon.
+DEGRADATION_MIN_SECONDS = 0.2
+#: Where a renewal with statistics fails and the next one without them succeeds, statistics are left out for this long
+#: (seconds, the first and the longest pause): a body that cannot get through must not cost the lease.
+BARE_MIN_SECONDS, BARE_MAX_SECONDS = 1.0, 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class CallJoin:
 class CallRenew:
     """Renew the lease; answer with `renewed`, `failed`, or `lease_lost`.
 
-    limit: seconds after which no answer counts as a failure, so that there is time for another renewal.
+    limit: seconds without an answer that count as a failure, so that there is time for another renewal.
     """
 
     request: Renew
@@ -55,7 +56,7 @@ class CallRenew:
 class CallView:
     """Long-poll the view; answer with `viewed` (None: nothing new) or `failed`.
 
-    whole: a view that tells only what changed does not do.
+    whole: the client needs the whole view, not only the changes.
     """
 
     instance: str
@@ -75,49 +76,49 @@ HubCall: TypeAlias = CallJoin | CallRenew | CallView | CallPlan
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """What a call tells the hub of this node."""
+class _LocalState:
+    """What a call reports of this node."""
 
     version: int | None = None
     digest: str = ""
     run: str = ""
     epoch: int = 0
-    measures: Measures | None = None
+    statistics: NodeStatistics | None = None
 
 
 class MembershipClient:
-    """Drives one node's lease and view."""
+    """Drives one node's lease, its view of the swarm and its part of the plan."""
 
     def __init__(self, info: NodeInfo, rng: random.Random) -> None:
         self.info = info
         self.view: View | None = None
-        #: Two digits of it are told with each renewal: see `Member.fetch_rate`.
+        #: Bytes a second, reported to two digits with each renewal: see `Member.fetch_rate`.
         self.fetch_rate = 0.0
-        #: Asked with each renewal: see `MemberAge.waits`.
+        #: Called for each renewal: see `MemberAge.waits`.
         self.why_waiting: Callable[[], str] = lambda: ""
         self._rng = rng
-        self._live = _Said()
+        self._live = _LocalState()
         self._rejected = ""
-        self._measures: Measures | None = None
-        self._tell_after = _NEVER
-        self._measures_told_at = -MEASURES_EVERY
-        # Whether the last renewal with measures failed, and until when they wait since the next one did not.
-        self._measures_failed = False
-        self._bare_until, self._bare_for = -_NEVER, FIRST_BARE
-        self._telling = _Said()
-        self._told = _Said()
+        self._statistics: NodeStatistics | None = None
+        self._report_after = _NEVER
+        self._statistics_reported_at = -STATISTICS_MIN_SECONDS
+        # Whether the last renewal with statistics failed, and until when renewals leave them out.
+        self._statistics_failed = False
+        self._bare_until, self._bare_for = -_NEVER, BARE_MIN_SECONDS
+        self._reporting = _LocalState()
+        self._reported = _LocalState()
         self._lease: Lease | None = None
         self._lease_end = 0.0
         self._renew_at = 0.0
         self._lease_call = False
         self._view_call = False
-        self._pause = FIRST_PAUSE
+        self._pause = RETRY_MIN_SECONDS
         self._wait_until = 0.0
         self._view_wait_until = 0.0
-        # (instance, revision) of the plan that this node has its part of.
+        # (instance, revision) of the plan whose part this node holds.
         self._plan_of = ("", 0)
         self._plan_call = False
-        self._plan_pause = FIRST_PAUSE
+        self._plan_pause = RETRY_MIN_SECONDS
         self._plan_wait_until = 0.0
 
     @property
@@ -126,38 +127,38 @@ class MembershipClient:
         return self._lease.lease if self._lease else None
 
     @property
-    def untold(self) -> bool:
-        """Whether the hub has not yet confirmed what is live here."""
-        return replace(self._told, measures=None) != self._live
+    def has_unreported_version(self) -> bool:
+        """Whether the hub has not yet confirmed the version that is live here."""
+        return replace(self._reported, statistics=None) != self._live
 
     @property
-    def measures(self) -> Measures | None:
-        """What this node measured of its network, None: nothing yet.
+    def statistics(self) -> NodeStatistics | None:
+        """This node's network statistics; None: nothing was measured yet.
 
-        To be set at each change. Told with the next renewal when it is not what the hub confirmed last, and again after
-        a join; a change that matters to plans does not wait for the renewal.
+        Set at each change. The next renewal reports them if they differ from what the hub confirmed last, and so does
+        the first renewal after a join; a change that matters to plans does not wait for the renewal.
         """
-        return self._measures
+        return self._statistics
 
-    @measures.setter
-    def measures(self, measures: Measures | None) -> None:
-        self._measures = measures
-        self._weigh_measures()
+    @statistics.setter
+    def statistics(self, statistics: NodeStatistics | None) -> None:
+        self._statistics = statistics
+        self._schedule_statistics()
 
     def running(self, version: int | None, digest: str, now: float, run: str = "", epoch: int = 0) -> None:
-        """This version (digest in hex) of a run is live at this node: told to the hub at once."""
-        self._live = _Said(version, digest, run, epoch)
+        """Sets the live version (digest in hex) and its run; it is reported to the hub at once."""
+        self._live = _LocalState(version, digest, run, epoch)
         if version is not None:
             self._rejected = ""
         self._renew_at = now
 
     def rejected(self, digest: str, now: float) -> None:
-        """The version of this digest (hex) has other bits here than were signed: see `Member.rejected`."""
+        """Reports that the version of this digest (hex) has other bits here than were signed: see `Member.rejected`."""
         self._rejected = digest
         self._renew_at = now
 
     def poll(self, now: float) -> list[HubCall]:
-        """The calls to make now. Each kind is under way at most once."""
+        """Returns the calls to make now. At most one call of each kind is under way."""
         calls: list[HubCall] = []
         if self._lease is not None and now >= self._lease_end:
             self._lease = None
@@ -166,13 +167,13 @@ class MembershipClient:
                 live = self._live
                 request = Join(info=self.info, version=live.version, digest=live.digest, run=live.run, epoch=live.epoch)
                 calls.append(CallJoin(request))
-                self._telling = live
+                self._reporting = live
             elif now >= self._renewal_due():
                 renewal, third = self._renewal(self._lease.lease, now), self._lease.ttl / RENEWALS_PER_TTL
                 calls.append(CallRenew(renewal, third))
                 self._renew_at = now + third
-                measures = self._told.measures if renewal.measures is None else renewal.measures
-                self._telling = replace(self._live, measures=measures)
+                statistics = self._reported.statistics if renewal.statistics is None else renewal.statistics
+                self._reporting = replace(self._live, statistics=statistics)
             self._lease_call = bool(calls)
         if self._lease is not None and not self._view_call and now >= self._view_wait_until:
             known = (self.view.instance, self.view.revision) if self.view else ("", -1)
@@ -184,7 +185,7 @@ class MembershipClient:
         return calls
 
     def next_wake(self) -> float:
-        """When `poll` may have something to do next."""
+        """Returns when `poll` may have something to do next (seconds)."""
         waits = []
         if not self._lease_call:
             waits.append(self._wait_until if self._lease is None else max(self._renewal_due(), self._wait_until))
@@ -198,58 +199,59 @@ class MembershipClient:
 
     def joined(self, lease: Lease, now: float) -> None:
         """The hub granted a lease."""
-        self._measures_failed = False
+        self._statistics_failed = False
         self._granted(lease, now)
-        # What became live while the join was under way is told at once.
-        self._renew_at = now if self.untold else now + lease.ttl / RENEWALS_PER_TTL
+        # A version that became live during the join is reported at once.
+        self._renew_at = now if self.has_unreported_version else now + lease.ttl / RENEWALS_PER_TTL
 
     def renewed(self, lease: Lease, now: float) -> None:
         """The hub renewed the lease."""
-        if self._telling.measures is not self._told.measures:
-            self._bare_for = FIRST_BARE
-        elif self._measures_failed:
-            self._bare_until, self._bare_for = now + self._bare_for, min(LAST_BARE, 2 * self._bare_for)
-        self._measures_failed = False
+        if self._reporting.statistics is not self._reported.statistics:
+            self._bare_for = BARE_MIN_SECONDS
+        elif self._statistics_failed:
+            self._bare_until, self._bare_for = now + self._bare_for, min(BARE_MAX_SECONDS, 2 * self._bare_for)
+        self._statistics_failed = False
         self._granted(lease, now)
 
     def lease_lost(self, now: float) -> None:
-        """The hub does not know the lease (it ended, or the hub started anew): join again at once."""
+        """The hub does not know the lease (it expired, or the hub was restarted): join again at once."""
         self._lease_call = False
         self._lease = None
         self._wait_until = now
 
     def viewed(self, view: View | None, now: float) -> View | None:
-        """The long poll ended. Returns the whole view, where this one tells only what changed; None: nothing did."""
+        """Ends the long poll. Returns the whole view, merged with the changes if only those came; None: nothing
+        changed."""
         self._view_call = False
         self._view_wait_until = now
         if view is None:
             return None
         try:
-            self.view = put_together(self.view, view)
+            self.view = merge_views(self.view, view)
         except FormatError:
-            self.view = None  # so that all of it is asked for
-            self._view_wait_until = now + FIRST_PAUSE
+            self.view = None  # so that the next poll asks for the whole view
+            self._view_wait_until = now + RETRY_MIN_SECONDS
         return self.view
 
     def planned(self, revision: int, now: float) -> None:
-        """The hub gave this node's part of the plan of this revision."""
+        """The hub gave this node its part of the plan of this revision."""
         self._plan_call = False
         self._plan_of = (self.view.instance if self.view else "", revision)
-        if self._wants_plan:  # a hub that was started anew knows of no such plan yet, and the view of it is on its way
+        if self._wants_plan:  # a restarted hub has no such plan yet; its view will say so
             self._put_off_plan(now)
         else:
-            self._plan_pause = FIRST_PAUSE
+            self._plan_pause = RETRY_MIN_SECONDS
 
     def failed(self, call: HubCall, now: float) -> None:
-        """A call failed: the hub is unreachable or broken. Pauses grow until one succeeds."""
+        """A call failed: the hub is unreachable or broken. The backoff grows until a call succeeds."""
         if isinstance(call, CallPlan):
             self._plan_call = False
             self._put_off_plan(now)
             return
-        if isinstance(call, CallRenew) and call.request.measures is not None:
-            self._measures_failed = True
+        if isinstance(call, CallRenew) and call.request.statistics is not None:
+            self._statistics_failed = True
         pause = self._pause * (0.75 + 0.5 * self._rng.random())
-        self._pause = min(LAST_PAUSE, self._pause * 2)
+        self._pause = min(RETRY_MAX_SECONDS, self._pause * 2)
         if isinstance(call, CallView):
             self._view_call = False
             self._view_wait_until = now + pause
@@ -260,7 +262,8 @@ class MembershipClient:
 
     @property
     def _wants_whole(self) -> bool:
-        """A trainer must know which versions members run, of which changes tell nothing."""
+        """Whether the client needs whole views: a trainer must know which versions members run, which changes leave
+        out."""
         return self.info.role == "trainer"
 
     @property
@@ -272,43 +275,43 @@ class MembershipClient:
 
     def _put_off_plan(self, now: float) -> None:
         self._plan_wait_until = now + self._plan_pause * (0.75 + 0.5 * self._rng.random())
-        self._plan_pause = min(LAST_PAUSE, self._plan_pause * 2)
+        self._plan_pause = min(RETRY_MAX_SECONDS, self._plan_pause * 2)
 
     def _renewal_due(self) -> float:
-        return min(self._renew_at, max(self._measures_told_at + self._tell_after, self._bare_until))
+        return min(self._renew_at, max(self._statistics_reported_at + self._report_after, self._bare_until))
 
     def _renewal(self, lease: str, now: float) -> Renew:
-        bare = self._measures_failed or now < self._bare_until or self._measures == self._told.measures
-        measures = None if bare else self._measures
-        if measures is not None:
-            self._measures_told_at = now
+        bare = self._statistics_failed or now < self._bare_until or self._statistics == self._reported.statistics
+        statistics = None if bare else self._statistics
+        if statistics is not None:
+            self._statistics_reported_at = now
         return Renew(
             lease=lease,
             version=self._live.version,
             digest=self._live.digest,
             run=self._live.run,
             epoch=self._live.epoch,
-            waits=self.why_waiting()[:MAX_REMARK],
+            waits=self.why_waiting()[:MAX_NOTE],
             fetch_rate=int(float(f"{self.fetch_rate:.1e}")),
-            measures=measures,
+            statistics=statistics,
             rejected=self._rejected,
         )
 
-    def _weigh_measures(self) -> None:
-        told, known = self._told.measures, self._measures
-        self._tell_after = _NEVER
-        if known is None or known is told:
+    def _schedule_statistics(self) -> None:
+        reported, known = self._reported.statistics, self._statistics
+        self._report_after = _NEVER
+        if known is None or known is reported:
             return
-        if fell(told, known):
-            self._tell_after = FALLS_EVERY
-        elif changed_much(told, known):
-            self._tell_after = MEASURES_EVERY
+        if has_degraded(reported, known):
+            self._report_after = DEGRADATION_MIN_SECONDS
+        elif changed_substantially(reported, known):
+            self._report_after = STATISTICS_MIN_SECONDS
 
     def _granted(self, lease: Lease, now: float) -> None:
         self._lease_call = False
         self._lease = lease
-        self._told = self._telling
-        self._weigh_measures()
+        self._reported = self._reporting
+        self._schedule_statistics()
         self._lease_end = now + lease.ttl
-        self._pause = FIRST_PAUSE
+        self._pause = RETRY_MIN_SECONDS
         self._wait_until = now

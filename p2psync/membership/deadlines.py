@@ -1,15 +1,16 @@
 """Deadlines by name: which has passed, and when the next one does, in O(log n) amortised.
 
 Theory of operation. A heap holds one entry per name, at or before the name's deadline. Moving a deadline later, the
-common case (a renewal), only writes it down: the entry is put right when it reaches the top. Names that were dropped
-leave their entry behind until it surfaces, or until such entries outnumber the live ones and the heap is built anew.
+common case (a renewal), only updates a table: the heap entry is corrected when it reaches the top. A discarded name
+leaves its entry in the heap until it reaches the top, or until such entries outnumber the live ones and the heap is
+rebuilt.
 """
 
 from __future__ import annotations
 
 import heapq
 
-#: Stale heap entries that are borne before the heap is built anew.
+#: Stale heap entries that are tolerated before the heap is rebuilt; more cost memory, fewer cost rebuilding.
 _SLACK = 64
 
 

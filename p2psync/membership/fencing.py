@@ -1,12 +1,12 @@
-"""Who may publish: one claimant at a time, and every earlier one fenced off.
+"""Decides who may publish: one claimant at a time, with every earlier one fenced off.
 
-Within a run claims are ordered by epoch, so a trainer that is started again takes its own run back. Another run gets
-the hub by itself only where it is newer and nobody holds the hub: the claimant's lease has ended. Otherwise its trainer
-must say that it takes over on purpose (`Claim.take_over`). The hub inside a trainer takes no other trainer at all,
-since it would end together with the one that it serves.
+Within a run claims are ordered by epoch, so a restarted trainer takes its own run back. Another run gets the hub
+without further ado only if it is newer and nobody holds the hub: the claimant's lease has expired. Otherwise its
+trainer must take over on purpose (`Claim.take_over`). A hub embedded in a trainer takes no other trainer at all, since
+it ends together with the trainer that it serves.
 
-Each claim is signed over a nonce that was given out here and is used once, so a claim that was overheard is worth
-nothing. The claimant gets a secret token, and only the newest token announces.
+Each claim is signed over a nonce that this hub issued and that is used once, so an overheard claim is worthless. The
+claimant gets a secret token, and only the newest token may announce.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from p2psync.membership.checks import check_claim
 from p2psync.membership.records import Claim, claim_bytes
 from p2psync.membership.runs import run_name, short_run
 
-#: Tokens that are remembered as fenced; an older one is merely unknown, and its next claim is refused.
+#: Tokens that are remembered as fenced. An older token is merely unknown, and its owner's next claim is refused.
 _FENCED_KEPT = 64
 
 
 @dataclass(frozen=True)
 class Claimant:
-    """The trainer that holds the run. host: from where it claimed, "" if unknown. at: when (seconds). how: in words."""
+    """The trainer that holds the run. host: the address it claimed from, "" if unknown. at: when it claimed (seconds).
+    how: how it got the run, for people."""
 
     run: str
     epoch: int
@@ -40,13 +41,14 @@ class Claimant:
     how: str = ""
 
     def line(self) -> str:
-        """Who holds the run, and how it came to; one line for people."""
+        """One line for people: who holds the run, and how it got it."""
         where = f" at {self.host}" if self.host else ""
         return f"trainer {self.node[:8]}{where} claimed {run_name(self.run)} at epoch {self.epoch}, {self.how}"
 
 
 class Fence:
-    """Nonces, claims and tokens. At most `max_nonces` nonces are out at once, each good for `nonce_ttl` seconds."""
+    """Issues nonces, grants claims and checks tokens. At most `max_nonces` nonces are outstanding, each valid for
+    `nonce_ttl` seconds."""
 
     def __init__(self, trusted: frozenset[bytes], max_nonces: int, nonce_ttl: float, *, embedded: bool = False) -> None:
         """embedded: the hub is part of a trainer; only claims over its own nonces are granted."""
@@ -61,13 +63,13 @@ class Fence:
 
     @property
     def outstanding(self) -> int:
-        """Nonces that are out."""
+        """Number of nonces that were issued and not used."""
         return len(self._nonces)
 
     def challenge(self, nonce: str, now: float, *, own: bool = False) -> None:
-        """Remember `nonce` as given out. own: to the trainer that this hub is part of, within its process.
+        """Records `nonce` as issued. own: it goes to the trainer that embeds this hub, within its process.
 
-        When too many are out the oldest becomes void, so that asking for nonces locks nobody out.
+        When too many nonces are outstanding the oldest becomes void, so that requests for nonces lock nobody out.
         """
         if own:
             self._own_nonces.add(nonce)
@@ -78,12 +80,14 @@ class Fence:
         self._nonces[nonce] = now + self.nonce_ttl
 
     def claim(self, request: Claim, token: str, now: float, *, held: str = "", host: str = "") -> bool:
-        """Grant the run to `request` under `token`; True when run or epoch changed. The nonce is spent either way.
+        """Grants the run to `request` under `token`. Returns whether run or epoch changed. Uses the nonce up either
+        way.
 
-        held: who holds this hub, in words, "" if nobody does. host: from where the claim came, "" if unknown.
+        held: who holds this hub, in words, "" if nobody does. host: the address that the claim came from, "" if
+        unknown.
 
-        Raises `FormatError` for a malformed claim, `TrustError` for a nonce that is not out, an untrusted key or a
-        wrong signature, `FencedError` for a claim that another one is ahead of.
+        Raises `FormatError` for a malformed claim, `TrustError` for an unknown nonce, an untrusted key or a wrong
+        signature, `FencedError` for a claim that another one outranks.
         """
         check_claim(request)
         own = self._spend(request.nonce, now)
@@ -101,9 +105,9 @@ class Fence:
         return not again
 
     def check(self, token: str) -> Claimant:
-        """The claimant, if `token` is its token.
+        """Returns the claimant, if `token` is its token.
 
-        Raises `FencedError` for the token of an earlier claimant, `LeaseError` for one that is not known here.
+        Raises `FencedError` for the token of an earlier claimant, `LeaseError` for an unknown one.
         """
         holder = self.claimant
         if holder is not None and self.is_current(token):
@@ -113,7 +117,7 @@ class Fence:
         raise LeaseError("this hub knows no such claim, it may have been restarted; claim the run again")
 
     def is_current(self, token: str) -> bool:
-        """Whether `token` is the claimant's; takes equally long for every wrong one of its length."""
+        """Whether `token` is the claimant's. Takes constant time for every wrong token of the same length."""
         return self.claimant is not None and hmac.compare_digest(
             self.claimant.token.encode(), token.encode("utf-8", "surrogatepass")
         )
@@ -123,13 +127,14 @@ class Fence:
             self._nonces.popitem(last=False)
 
     def _spend(self, nonce: str, now: float) -> bool:
-        """Whether the nonce was given to the trainer that this hub is part of."""
+        """Uses a nonce up. Returns whether it was issued to the trainer that embeds this hub. Raises `TrustError` for
+        an unknown one."""
         if nonce in self._own_nonces:
             self._own_nonces.discard(nonce)
             return True
         self._forget_nonces(now)
         if self._nonces.pop(nonce, None) is None:
-            raise TrustError("this claim's nonce is not out: used before, too old or made up; ask for another")
+            raise TrustError("this claim's nonce is unknown: used before, expired or never issued; ask for another")
         return False
 
     def _authenticate(self, request: Claim) -> None:
@@ -141,7 +146,7 @@ class Fence:
         try:
             Ed25519PublicKey.from_public_bytes(key).verify(bytes.fromhex(request.signature), claim_bytes(request))
         except (InvalidSignature, ValueError):
-            raise TrustError("the claim's signature is wrong: it was forged or damaged on the way") from None
+            raise TrustError("the claim's signature is wrong: it was forged or damaged in transit") from None
 
     def _remember_fenced(self, token: str) -> None:
         self._fenced[token] = None
@@ -160,7 +165,8 @@ def _check_order(request: Claim, earlier: Claimant | None, held: str) -> None:
 
 
 def _check_other_run(request: Claim, earlier: Claimant | None, held: str) -> None:
-    """A run takes a hub from another one only where that one is older and over, or on purpose."""
+    """Raises `FencedError` unless the other run may have the hub: on purpose, or because the run here is older and
+    over."""
     if request.take_over:
         return
     if held:

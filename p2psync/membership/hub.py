@@ -1,16 +1,16 @@
 """The hub's core: members, the claim on the run, the lineage, and the one view of them that every node sees.
 
-Theory of operation. Pure: whoever drives it gives the time (`now`: seconds on a clock that does not go back) and the
-secrets (lease ids, nonces, tokens), and calls `expire(now)` after each operation and at `next_expiry()`. `expire`
-returns each lease that has ended since, whatever ended it, so that its plan and its work can be taken back at one
-place. The driver wakes waiting nodes when `revision` has risen.
+Theory of operation. Pure: the driver passes the time (`now`: seconds on a monotonic clock) and the secrets (lease ids,
+nonces, tokens), and calls `expire(now)` after each operation and at `next_expiry()`. `expire` returns each lease that
+ended since its last call, whatever ended it, so that one place takes back its plan and its work. The driver wakes
+waiting nodes when `revision` has risen.
 
-The revision rises at each change of the view that a node must act on: who is a member and where, run and epoch,
-lineage, plan. The versions that members run are shown too, but raise nothing: a thousand acknowledgements of one
-commit wake nobody.
+The revision rises at each change of the view that a node must act on: members and their addresses, run and epoch,
+lineage, plan. The view also shows the versions that members run, but they do not raise the revision: a thousand
+acknowledgements of one commit wake nobody.
 
-A driver that has a `Planner` calls `begin_plan` at `next_plan()`, and says `plan_made` or `plan_failed`; without one
-there is no plan. See `planning`.
+A driver with a `Planner` calls `begin_plan` at `next_plan()` and answers with `plan_made` or `plan_failed`; without a
+planner there is no plan. See `planning`.
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-
 from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
 from p2psync.membership.changes import ChangeLog
 from p2psync.membership.checks import (
-    check_beside,
+    check_co_publishers,
     check_info,
-    check_remark,
+    check_note,
     check_running,
     is_hex,
 )
 from p2psync.membership.fencing import Claimant, Fence
-from p2psync.membership.leases import MAX_MEMBERS, Ended, Held, LeaseTable, running
-from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Entry, Lineage, entry_of
-from p2psync.membership.planning import PlanBook, PlanKeeper, PlanTask
+from p2psync.membership.leases import MAX_MEMBERS, EndedLease, HeldLease, LeaseTable, running
+from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Lineage, LineageEntry, lineage_entry
+from p2psync.membership.planning import PlanResult, PlanScheduler, PlanTask
 from p2psync.membership.records import (
     DEFAULT_TTL,
     Announce,
@@ -43,33 +42,34 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
-    Measures,
     Member,
     MemberAge,
+    NodeStatistics,
     Renew,
     Status,
     View,
 )
-from p2psync.membership.renewal import Told, take
+from p2psync.membership.renewal import ParsedRenewal, check_renewal
 from p2psync.membership.runs import run_name
-from p2psync.membership.suspicion import Doubts
+from p2psync.membership.suspicion import SuspicionTable
 from p2psync.protocol.manifest import open_signed
+
 from p2psync.protocol.plan import NodePlan, unplanned
 
-#: Among so many members it is looked, at each acknowledgement, whether nothing is on its way any more; among more,
-#: plans are not changed for that.
-_FEW = 64
+#: Up to this many members, each acknowledgement checks whether all run the newest version, so that plans may change;
+#: with more members that check would cost more than such plans gain.
+_SETTLED_MAX_MEMBERS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class HubConfig:
-    """What a hub is told once.
+    """A hub's fixed settings.
 
     trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
-    embedded: the hub is part of a trainer, and takes no other: see `fencing`.
-    max_nonces, nonce_ttl (seconds): of challenges that are out. max_manifests, max_manifest_bytes: of the lineage.
-    inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view of who knows nothing
-    yet; news_most, news_bytes: who comes again gets so many, and so many bytes, of those that it has not seen.
+    embedded: the hub is part of a trainer and takes no other one: see `fencing`. max_nonces, nonce_ttl (seconds): of
+    outstanding challenges. max_manifests, max_manifest_bytes: of the lineage. inline_bytes, inline_total: a first view
+    inlines manifests of up to this many bytes each, and in all. new_manifests_max, new_manifests_bytes: a later view
+    inlines at most this many manifests, of this many bytes in all, that are new to its reader.
     """
 
     trusted: frozenset[bytes]
@@ -82,8 +82,8 @@ class HubConfig:
     max_manifest_bytes: int = MAX_MANIFEST_BYTES
     inline_bytes: int = 64 << 10
     inline_total: int = 512 << 10
-    news_most: int = 8
-    news_bytes: int = 48 << 10
+    new_manifests_max: int = 8
+    new_manifests_bytes: int = 48 << 10
 
     def __post_init__(self) -> None:
         if any(len(key) != 32 for key in self.trusted):
@@ -99,35 +99,35 @@ class HubCore:
         self.config = config
         self.instance = instance
         self._revision = 0
-        self._news = 0
-        self._acknowledged = 0
+        self._urgent_revision = 0
+        self._acknowledgements = 0
         self._leases = LeaseTable(config.ttl, config.max_members)
-        self._doubts = Doubts()
+        self._suspicion = SuspicionTable()
         self._fence = Fence(config.trusted, config.max_nonces, config.nonce_ttl, embedded=config.embedded)
-        #: Until then the claimant holds the hub without a lease: it has claimed and not joined yet (seconds).
+        #: Until then (seconds) the claimant holds the hub without a lease: it has claimed and not joined yet.
         self._held_until = 0.0
         self._lineage = Lineage(config.max_manifests, config.max_manifest_bytes)
-        self._planning = PlanKeeper()
-        self._ended: list[Ended] = []
+        self._planning = PlanScheduler()
+        self._ended: list[EndedLease] = []
         self._nodes_changed = ChangeLog()
         self._manifests_changed = ChangeLog()
-        self._remark = ""
-        self._beside: frozenset[str] = frozenset()
+        self._note = ""
+        self._co_publishers: frozenset[str] = frozenset()
 
     @property
     def revision(self) -> int:
-        """Of the view; rises at each change that a node must act on."""
+        """The view's revision; rises at each change that a node must act on."""
         return self._revision
 
     @property
-    def news(self) -> int:
-        """The revision at which claim or lineage last changed: what nodes wait for most."""
-        return self._news
+    def urgent_revision(self) -> int:
+        """The revision at which claim or lineage last changed: such changes wake waiting nodes at once."""
+        return self._urgent_revision
 
     @property
-    def acknowledged(self) -> int:
-        """Rises whenever some member runs another version than before."""
-        return self._acknowledged
+    def acknowledgements(self) -> int:
+        """Counts how often a member has reported another version than before."""
+        return self._acknowledgements
 
     @property
     def claimant(self) -> Claimant | None:
@@ -141,14 +141,14 @@ class HubCore:
 
     @property
     def announced(self) -> int:
-        """Manifests in the lineage."""
+        """Number of manifests in the lineage."""
         return len(self._lineage)
 
     def join(self, request: Join, *, lease: str, now: float, seen_host: str = "") -> Lease:
-        """Make a node a member under `lease`, a fresh secret; an earlier lease of the node ends.
+        """Makes a node a member under `lease`, a fresh secret; an earlier lease of the node ends.
 
-        seen_host: the address the request came from, for a node that does not name one. Raises `FormatError` for data
-        out of bounds, `HubError` when the hub is full.
+        seen_host: the address that the request came from, for a node that does not name one. Raises `FormatError` for
+        data out of bounds, `HubError` when the hub is full.
         """
         info = request.info
         if not info.host:
@@ -161,95 +161,96 @@ class HubCore:
         ended = self._leases.join(lease, member, now)
         if ended is not None:
             self._ended.append(ended)
-            self.is_there(ended.lease, now)
+            self.heard_from(ended.lease, now)
         if earlier is None or earlier.info != info:
             self._members_changed([info.node], now)
         elif earlier != member:
-            self._acknowledged += 1
+            self._acknowledgements += 1
         return self.lease(lease)
 
-    def renew(self, request: Renew | Told, *, now: float) -> Lease:
-        """Renew a lease, and note of what its holder runs and measured as much as is within bounds.
+    def renew(self, request: Renew | ParsedRenewal, *, now: float) -> Lease:
+        """Renews a lease, and records those reported figures that are within bounds.
 
-        Raises `LeaseError` if it has ended, and nothing else: what cannot be taken is named in `Lease.refused`.
+        Raises `LeaseError` if the lease has ended, and nothing else: `Lease.refused` names what was dropped.
         """
-        told = request if isinstance(request, Told) else take(request)
+        renewal = request if isinstance(request, ParsedRenewal) else check_renewal(request)
         self._sweep(now)
-        before = self._leases.holder(told.lease, now).member
-        version, digest, run, epoch = told.running or running(before)
-        fetch_rate = before.fetch_rate if told.fetch_rate is None else told.fetch_rate
+        before = self._leases.holder(renewal.lease, now).member
+        version, digest, run, epoch = renewal.running or running(before)
+        fetch_rate = before.fetch_rate if renewal.fetch_rate is None else renewal.fetch_rate
         after = self._leases.renew(
-            *(told.lease, version, digest, now, fetch_rate, told.measures),
+            *(renewal.lease, version, digest, now, fetch_rate, renewal.statistics),
             run=run,
             epoch=epoch,
-            waits=told.waits,
-            rejected=told.rejected,
+            waits=renewal.waits,
+            rejected=renewal.rejected,
         )
-        self.is_there(told.lease, now)
-        if told.measures is not None:
-            self._planning.measured(after.info.node, told.measures, now)
+        self.heard_from(renewal.lease, now)
+        if renewal.statistics is not None:
+            self._planning.measured(after.info.node, renewal.statistics, now)
         if running(after) != running(before):
-            self._acknowledged += 1
-            if len(self) <= _FEW and self._all_run_head(self._leases.members()):
+            self._acknowledgements += 1
+            if len(self) <= _SETTLED_MAX_MEMBERS and self._all_run_head(self._leases.members()):
                 self._planning.settled(now)
-        return self.lease(told.lease, told.refusal)
+        return self.lease(renewal.lease, renewal.refusal)
 
     def leave(self, request: Leave, *, now: float) -> None:
-        """End a lease. Raises `LeaseError` if it has ended before."""
+        """Ends a lease. Raises `LeaseError` if it has ended before."""
         self._sweep(now)
         ended = self._leases.leave(request.lease, now)
         self._ended.append(ended)
         if self.claimant is not None and ended.member.info.node == self.claimant.node:
             self._held_until = now
-        self._doubts.heard(request.lease)
+        self._suspicion.refute(request.lease)
         self._members_changed([ended.member.info.node], now, gone=True)
 
-    def is_there(self, lease: str, now: float) -> bool:
-        """Who holds `lease`, if anybody does, is heard of. Returns whether it was missing, so that a plan is due."""
-        was_missing = self._doubts.heard(lease)
+    def heard_from(self, lease: str, now: float) -> bool:
+        """Clears suspicion of the holder of `lease`. Returns whether it was missing, so that a plan is due."""
+        was_missing = self._suspicion.refute(lease)
         if was_missing:
             self._planning.members_changed(len(self), now)
         return was_missing
 
-    def broke_off(self, lease: str, now: float) -> None:
-        """A poll under this lease ended before it was answered. If its holder does not come back soon, plans are made
-        without it, long before the lease ends: it was killed, most likely."""
+    def suspect(self, lease: str, now: float) -> None:
+        """A poll under this lease broke off before it was answered, most likely because its process was killed. If the
+        holder does not call again soon, plans leave it out, long before the lease ends."""
         if self._leases.is_held(lease):
-            self._doubts.broke_off(lease, now)
+            self._suspicion.suspect(lease, now)
 
     def lease(self, lease: str, refused: str = "") -> Lease:
-        """What a holder of `lease` is told: its length, and the revision as it is now. refused: see `Lease`."""
+        """Returns the reply to the holder of `lease`: its length, and the current revision. refused: see `Lease`."""
         return Lease(lease=lease, ttl=self.config.ttl, revision=self._revision, refused=refused)
 
-    def holder(self, lease: str, now: float) -> Held:
-        """Who holds `lease`. Raises `LeaseError` if it has ended or never was."""
+    def holder(self, lease: str, now: float) -> HeldLease:
+        """Returns the holder of `lease`. Raises `LeaseError` if it has ended or never was."""
         return self._leases.holder(lease, now)
 
-    def expire(self, now: float) -> list[Ended]:
-        """End leases whose time is up, and return all that ended since the last call: expired, left or replaced."""
+    def expire(self, now: float) -> list[EndedLease]:
+        """Ends the leases whose time is up. Returns all leases that ended since the last call: expired, left or
+        replaced."""
         self._sweep(now)
         ended, self._ended = self._ended, []
         return ended
 
     def next_expiry(self) -> float | None:
         """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
-        times = self._leases.next_expiry(), self._doubts.next()
+        times = self._leases.next_expiry(), self._suspicion.next()
         return min((time for time in times if time is not None), default=None)
 
     def challenge(self, *, nonce: str, now: float) -> Challenge:
-        """Give out `nonce`, a fresh random string, for one claim."""
+        """Issues `nonce`, a fresh random string, for one claim."""
         self._fence.challenge(nonce, now)
         return Challenge(nonce=nonce, ttl=self.config.nonce_ttl)
 
     def own_challenge(self, *, nonce: str, now: float) -> None:
-        """The same for the trainer that this hub is part of: never to be given to anybody outside the process."""
+        """Issues a nonce to the trainer that embeds this hub; it must never leave the process."""
         self._fence.challenge(nonce, now, own=True)
 
     def claim(self, request: Claim, *, token: str, now: float, seen_host: str = "") -> Claimed:
-        """Give the run to a trainer under `token`, a fresh secret; whoever held it is fenced.
+        """Gives the run to a trainer under `token`, a fresh secret, and fences the earlier claimant.
 
-        seen_host: the address the request came from. Raises `FormatError`, `TrustError` or `FencedError`: see
-        `Fence.claim`. A new run begins a new lineage.
+        seen_host: the address that the request came from. A new run begins a new lineage. Raises `FormatError`,
+        `TrustError` or `FencedError`: see `Fence.claim`.
         """
         self._sweep(now)
         earlier = self._fence.claimant
@@ -258,11 +259,11 @@ class HubCore:
         if earlier is not None and earlier.run != request.run:
             self._lineage.clear()
             self._manifests_changed.forget(self._revision + 1)
-            self._remark = ""
+            self._note = ""
         if changed:
-            self._tell()
+            self._raise_urgent_revision()
         if earlier is None or earlier.node != request.node:
-            self._beside = frozenset()
+            self._co_publishers = frozenset()
             self._planning.members_changed(len(self), now)
         return Claimed(token=token, epoch=request.epoch)
 
@@ -271,7 +272,7 @@ class HubCore:
         return self._fence.is_current(token)
 
     def announce(self, request: Announce, *, now: float) -> Announced:
-        """Change the lineage, all or nothing; what is known already is passed over.
+        """Changes the lineage, all or nothing; skips manifests that it holds already.
 
         Raises `FencedError` or `LeaseError` for the token, `TrustError` or `FormatError` for a manifest, `ReplayError`
         for one of another run, `UsageError` for one of an epoch above the claim, `BaseMismatchError` for one that
@@ -283,19 +284,19 @@ class HubCore:
             raise LineageFullError(f"more than {limit} manifests in one announcement; announce fewer")
         if not all(is_hex(manifest_id, 64) for manifest_id in request.retire):
             raise FormatError("a manifest's id is 64 lower-case hex digits")
-        check_remark(request.remark)
-        if request.beside is not None:
-            check_beside(request.beside)
+        check_note(request.note)
+        if request.co_publishers is not None:
+            check_co_publishers(request.co_publishers)
         entries = [self._open(data, claimant) for data in request.manifests]
         changes = self._lineage.update(entries, request.retire)
         if changes:
-            self._tell()
+            self._raise_urgent_revision()
             for manifest_id in changes:
                 self._manifests_changed.add(self._revision, manifest_id)
             self._planning.announced(self._lineage.payload, now)
-        self._remark = request.remark or self._remark
-        if request.beside is not None and self._beside != set(request.beside):
-            self._beside = frozenset(request.beside)
+        self._note = request.note or self._note
+        if request.co_publishers is not None and self._co_publishers != set(request.co_publishers):
+            self._co_publishers = frozenset(request.co_publishers)
             self._planning.members_changed(len(self), 0.0)  # at once
         return Announced(revision=self._revision)
 
@@ -304,24 +305,27 @@ class HubCore:
         return self._lineage.get(manifest_id)
 
     def view(self, known: int = -1) -> View:
-        """Everything at this revision; O(members log members + announcements).
+        """Returns the whole view at this revision; O(members log members + announcements).
 
-        known: the last revision that the asker has seen, which decides what is inlined; -1: none. See `HubConfig`.
+        known: the last revision that the reader has seen, which decides which manifests are inlined; -1: none. See
+        `HubConfig`.
         """
         config = self.config
         if known < 0:
             return self._view(config.max_manifests, config.inline_bytes, config.inline_total)
-        return self._view(self.news_after(known), config.news_bytes, config.news_bytes)
+        return self._view(self.new_manifests_after(known), config.new_manifests_bytes, config.new_manifests_bytes)
 
     def changes(self, known: int) -> View | None:
-        """What is new at this revision to one who knows an earlier one of this instance; None where that must be told
-        by a whole view. Versions that members run are those of when they came or changed."""
+        """Returns the changes since `known`, an earlier revision of this instance; None if only a whole view can tell
+        them. The versions that members run are those of the time when they joined or changed."""
         nodes, manifests = self._nodes_changed.since(known), self._manifests_changed.since(known)
         if not 0 <= known <= self._revision or nodes is None or manifests is None:
             return None
         found = [self._leases.of_node(node) for node in sorted(nodes)]
         members = [member for member in found if member is not None]
-        whole = self._view(self.news_after(known), self.config.news_bytes, self.config.news_bytes, members)
+        whole = self._view(
+            self.new_manifests_after(known), self.config.new_manifests_bytes, self.config.new_manifests_bytes, members
+        )
         return msgspec.structs.replace(
             whole,
             lineage=[a for a in whole.lineage if a.id in manifests],
@@ -330,53 +334,57 @@ class HubCore:
             retired=sorted(id for id in manifests if id not in self._lineage),
         )
 
-    def news_after(self, known: int) -> int:
-        """How many manifests are inlined at most for one who knows this revision: who gets as many gets the same."""
-        return self._lineage.newer(known, self.config.news_most)
+    def new_manifests_after(self, known: int) -> int:
+        """Returns how many manifests are inlined for a reader of this revision. Readers with equal numbers get equal
+        views."""
+        return self._lineage.newer(known, self.config.new_manifests_max)
 
-    def measures(self) -> dict[str, Measures]:
-        """What members last told of their network, by node."""
-        return {held.member.info.node: held.measures for held in self._leases.held() if held.measures is not None}
+    def statistics(self) -> dict[str, NodeStatistics]:
+        """Returns the network statistics that members last reported, by node."""
+        return {held.member.info.node: held.statistics for held in self._leases.held() if held.statistics is not None}
 
     def next_plan(self) -> float:
         """When `begin_plan` is due next (seconds); inf while none is wanted."""
         return self._planning.due
 
     def begin_plan(self, now: float) -> PlanTask | None:
-        """What a plan is to be made from now; None if none is due. Answer with `plan_made` or `plan_failed`."""
+        """Returns the task of the plan to make now, None if none is due. Answer with `plan_made` or `plan_failed`."""
         if now < self._planning.due:
             return None
         self._sweep(now)
         trainer = None if self._fence.claimant is None else self._fence.claimant.node
-        there = [held.member for held in self._leases.held() if held.lease not in self._doubts]
+        there = [held.member for held in self._leases.held() if held.lease not in self._suspicion]
         there.sort(key=lambda member: member.info.node)
-        return self._planning.begin(trainer, there, self.measures(), now, self._beside, self._all_run_head(there))
+        return self._planning.begin(
+            trainer, there, self.statistics(), now, self._co_publishers, self._all_run_head(there)
+        )
 
-    def plan_made(self, book: PlanBook, now: float) -> None:
-        """The plan that was begun: shown from now on, if it is another one than before."""
-        if self._planning.made(book, now):
+    def plan_made(self, plan_result: PlanResult, now: float) -> None:
+        """Puts the plan that was begun into use; the revision rises if it differs from the last one."""
+        if self._planning.made(plan_result, now):
             self._revision += 1
 
     def plan_failed(self, message: str, now: float) -> bool:
-        """The plan that was begun cannot be made; the last one stays. True if people have not been told of it yet."""
+        """The plan that was begun cannot be made; the last one stays in use. Returns whether this message is new."""
         return self._planning.failed(message, now)
 
     def node_plan(self, lease: str, now: float) -> NodePlan:
-        """The part in the plan of who holds `lease`; see `unplanned` for one that the plan does not know.
+        """Returns the part of the plan of the holder of `lease`; see `unplanned` for a node that is in no tree.
 
         Raises `LeaseError` if the lease has ended, `HubError` before the first plan.
         """
         node = self._leases.holder(lease, now).member.info.node
-        book = self._planning.book
-        if book is None:
-            raise HubError("there is no plan yet; go on without, and look at the view")
-        return book.node_plan(node) or unplanned(book.revision)
+        plan_result = self._planning.plan_result
+        if plan_result is None:
+            raise HubError("there is no plan yet; continue without one, and watch the view")
+        return plan_result.node_plan(node) or unplanned(plan_result.revision)
 
     def status(self, now: float, started: float) -> Status:
-        """The view and everyone's age at `now`, for people. started: when the hub started, on the clock of `now`."""
+        """Returns the view and every member's age at `now`, for people. started: when the hub started, on the clock of
+        `now`."""
         ages = [_age(held, now) for held in self._leases.held()]
         ages.sort(key=lambda age: age.node)
-        return Status(view=self._view(0, 0, 0), uptime=now - started, ages=ages, remark=self._remark)
+        return Status(view=self._view(0, 0, 0), uptime=now - started, ages=ages, note=self._note)
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -398,9 +406,9 @@ class HubCore:
     def _holder(self, request: Claim, now: float) -> str:
         """Who holds this hub, in words; "" if nobody does.
 
-        That is the claimant while its lease lasts, unless it is the same node, whose process before has ended; and
-        before anybody has claimed, a trainer of another run that is here: this hub was started anew, and that trainer
-        is about to claim again.
+        The claimant holds it while its lease lasts, unless the claim comes from the same node, whose earlier process
+        has ended. Before any claim, a member that is a trainer of another run holds it: this hub was restarted, and
+        that trainer is about to claim again.
         """
         claimant = self._fence.claimant
         if claimant is not None and claimant.node == request.node:
@@ -416,17 +424,17 @@ class HubCore:
             return f"trainer {where} is at work on {run_name(at_work.run)}, and claims it again soon"
         return ""
 
-    def _tell(self) -> None:
+    def _raise_urgent_revision(self) -> None:
         self._revision += 1
-        self._news = self._revision
+        self._urgent_revision = self._revision
 
     def _sweep(self, now: float) -> None:
         expired = self._leases.expire(now)
         self._ended.extend(expired)
-        self._doubts.ended(ended.lease for ended in expired)
+        self._suspicion.ended(ended.lease for ended in expired)
         if expired:
             self._members_changed([ended.member.info.node for ended in expired], now, gone=True)
-        if self._doubts.sweep(now):
+        if self._suspicion.sweep(now):
             self._planning.members_changed(len(self), now, gone=True)
 
     def _members_changed(self, nodes: Sequence[str], now: float, *, gone: bool = False) -> None:
@@ -436,7 +444,7 @@ class HubCore:
         self._planning.members_changed(len(self), now, gone=gone)
 
     def _all_run_head(self, members: Iterable[Member]) -> bool:
-        """Whether nothing is on its way to any of these."""
+        """Whether all these members run the newest version, so that no chunk is in flight."""
         head, claimant = self._lineage.head, self._fence.claimant
         trainer = claimant and claimant.node
         return head is None or all(
@@ -445,7 +453,7 @@ class HubCore:
             if member.info.role != "trainer" and member.info.node != trainer
         )
 
-    def _open(self, data: bytes, claimant: Claimant) -> Entry:
+    def _open(self, data: bytes, claimant: Claimant) -> LineageEntry:
         manifest, signed = open_signed(data, self.config.trusted)
         if manifest.run != claimant.run:
             raise ReplayError(
@@ -455,16 +463,16 @@ class HubCore:
             raise UsageError(
                 f"a manifest of epoch {manifest.epoch} under a claim of epoch {claimant.epoch}; claim that epoch first"
             )
-        return entry_of(manifest, signed.id, data, self._revision + 1)
+        return lineage_entry(manifest, signed.id, data, self._revision + 1)
 
 
-def _age(held: Held, now: float) -> MemberAge:
-    told = held.measures if held.measures is not None else Measures()
+def _age(held: HeldLease, now: float) -> MemberAge:
+    statistics = held.statistics if held.statistics is not None else NodeStatistics()
     return MemberAge(
         node=held.member.info.node,
         joined=now - held.joined,
         heard=now - held.heard,
-        up=told.up,
-        down=told.down,
+        up=statistics.up,
+        down=statistics.down,
         waits=held.waits,
     )

@@ -1,11 +1,11 @@
-"""When the hub plans: soon after members change, not too often when measures do, and never twice at a time. Pure.
+"""Decides when the hub plans: soon after members change, less often when statistics do, one plan at a time. Pure.
 
-Theory of operation. The hub's core tells of changes (`members_changed`, `measured`); whoever drives it calls
-`HubCore.begin_plan` at `due` and has a `Planner` carry the task out, in a thread or in virtual time, and then says
-`made` or `failed`. A plan stays in use until another one replaces it: nodes that left are simply not there, and the
-swarm pulls what a plan gets wrong. After a plan the keeper rests for longer than it took, so that planning takes little
-of a core, and the least where cores are busy with chunks; but only as long as it took where trees bring nothing any
-more, because someone is gone or a way has fallen.
+Theory of operation. The hub's core reports changes (`members_changed`, `measured`). The driver calls
+`HubCore.begin_plan` at `due`, has a `Planner` carry the task out, in a thread or in virtual time, and then calls `made`
+or `failed`. A plan stays in use until another one replaces it: its trees lose nodes that left, and pulling in the swarm
+compensates for what a plan gets wrong. After a plan the scheduler pauses for longer than the plan took, so that
+planning takes a small share of a core that also carries chunks; it pauses only as long as the plan took if a member is
+gone or a path has degraded, because trees over it carry nothing.
 """
 
 from __future__ import annotations
@@ -14,185 +14,189 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from p2psync.membership.measures import changed_much, fell
-from p2psync.membership.records import Measures, Member
+from p2psync.membership.records import Member, NodeStatistics
+from p2psync.membership.statistics_changes import changed_substantially, has_degraded
 from p2psync.protocol.plan import NodePlan
 
-#: Seconds that a change of members waits for company: so many, and more for each member, up to a limit.
-SETTLE = 0.05
-SETTLE_PER_MEMBER = 0.0005
-SETTLE_AT_MOST = 1.0
-#: Seconds between two plans that only measures call for: at first, and at most as long as such plans change nothing.
-DRIFT_EVERY, DRIFT_AT_MOST = 1.0, 4.0
-#: Seconds after an announcement in which neither measures nor the payload's size call for a plan: nothing was learnt
-#: yet from what flows, and processors have it to carry.
-CALM = 2.0
-#: How many times as long as a plan took no other one is begun, while that is not longer than so many seconds; after a
-#: plan that took longer, as long as it took.
-REST, REST_AT_MOST = 3.0, 3.0
-#: Pauses after failures grow from the first to the last of these (seconds).
-RETRY_FIRST = 1.0
-RETRY_LAST = 10.0
-#: A payload that is so many times larger or smaller than the one planned for may need another plan.
-OTHER_PAYLOAD = 4
+#: Seconds between a change of members and the plan that it calls for, so that one plan covers several changes: a base,
+#: an addition per member, and a maximum.
+SETTLE_SECONDS = 0.05
+SETTLE_SECONDS_PER_MEMBER = 0.0005
+SETTLE_MAX_SECONDS = 1.0
+#: Least seconds between two plans that only statistics call for: the first value, doubled up to the second while such
+#: plans change nothing.
+REPLAN_MIN_SECONDS, REPLAN_MAX_SECONDS = 1.0, 4.0
+#: Seconds after an announcement in which neither statistics nor the payload's size call for a plan: the transfer has
+#: taught nothing yet, and it needs the processors.
+ANNOUNCE_SETTLE_SECONDS = 2.0
+#: Pause after a plan, as a multiple of the time that it took, up to a maximum in seconds; a plan that took longer than
+#: the maximum is followed by a pause of its own length.
+REST_FACTOR, REST_MAX_SECONDS = 3.0, 3.0
+#: Backoff after failed plans, seconds: the first and the longest pause.
+RETRY_MIN_SECONDS = 1.0
+RETRY_MAX_SECONDS = 10.0
+#: A payload that is this many times larger or smaller than the planned one may need another plan.
+PAYLOAD_CHANGE_FACTOR = 4
 _NEVER = float("inf")
 
 
-class PlanBook(Protocol):
-    """A plan for all. revision: above 0, and above that of every earlier plan of this hub."""
+class PlanResult(Protocol):
+    """A plan for all nodes. revision: above 0, and above that of every earlier plan of this hub."""
 
     @property
     def revision(self) -> int:
         """See the class."""
 
     def node_plan(self, node: str) -> NodePlan | None:
-        """What this node must know; None if it has no place in the plan."""
+        """Returns this node's part; None if it is in no tree."""
 
     @property
-    def remarks(self) -> Mapping[str, str]:
-        """What people should know of it: lines, by what they are about."""
+    def diagnostics(self) -> Mapping[str, str]:
+        """Lines for people about the plan's network, by subject."""
 
 
 @dataclass(frozen=True)
 class PlanTask:
-    """What a plan is to be made from. trainer: a node among the members. measures: by node, of those that told any.
+    """The input of a plan. trainer: a node among the members. statistics: by node, of those that reported any.
 
-    beside: those among the members that put chunks into the trees beside the trainer. payload: bytes of what is usually
-    sent, 0: nothing was yet. quiet: nothing is on its way, so that other trees hold nobody up.
+    co_publishers: members that publish together with the trainer. payload: typical payload in bytes, 0: nothing was
+    sent yet. idle: no chunk is in flight, so that other trees delay nobody.
     """
 
     trainer: str
     members: Sequence[Member]
-    measures: Mapping[str, Measures]
-    beside: frozenset[str] = frozenset()
+    statistics: Mapping[str, NodeStatistics]
+    co_publishers: frozenset[str] = frozenset()
     payload: int = 0
-    quiet: bool = False
+    idle: bool = False
 
 
 class Planner(Protocol):
-    """Makes plans, each in the light of the one before. Called in one thread at a time."""
+    """Makes plans, each based on the one before. Called in one thread at a time."""
 
     def warm(self) -> None:
-        """Do what the first plan would else wait for; may take seconds."""
+        """Prepares for the first plan (compiles, starts processes); may take seconds."""
 
-    def plan(self, task: PlanTask) -> PlanBook:
-        """The plan; with the revision of the one before if nothing changes. May raise anything."""
+    def plan(self, task: PlanTask) -> PlanResult:
+        """Returns the plan, with the revision of the one before if nothing changes. May raise anything."""
 
     def close(self) -> None:
-        """No plan is wanted any more. The one call that may come from another thread, while a plan is being made."""
+        """Ends planning. The one call that may come from another thread while a plan is being made."""
 
 
-class PlanKeeper:
-    """Decides when a plan is made, and holds the one in use."""
+class PlanScheduler:
+    """Decides when a plan is made, and holds the plan in use."""
 
     def __init__(self) -> None:
         #: The plan in use, None before the first.
-        self.book: PlanBook | None = None
+        self.plan_result: PlanResult | None = None
         self._wanted_at = _NEVER
         self._rest_until = self._pause_until = 0.0
         self._urgent = False
-        #: Whether somebody told anything since the last plan was begun.
-        self._told = False
-        self._started = self._calm_until = -_NEVER
-        self._drift_every = DRIFT_EVERY
-        self._under_way = False
-        # What the last plan was made from: small steps add up until they count.
-        self._used: Mapping[str, Measures] = {}
+        #: Whether any member reported statistics since the last plan was begun.
+        self._has_new_reports = False
+        self._started = self._announce_settled_at = -_NEVER
+        self._replan_seconds = REPLAN_MIN_SECONDS
+        self._is_planning = False
+        # The statistics and payload of the last plan: small changes add up until they count.
+        self._used: Mapping[str, NodeStatistics] = {}
         self._payload = self._used_payload = 0
-        self._trouble = ""
-        self._pause = RETRY_FIRST
+        self._last_failure = ""
+        self._pause = RETRY_MIN_SECONDS
 
     @property
     def revision(self) -> int:
-        """Of the plan in use; 0: there is none."""
-        return 0 if self.book is None else self.book.revision
+        """Revision of the plan in use; 0: there is none."""
+        return 0 if self.plan_result is None else self.plan_result.revision
 
     @property
     def due(self) -> float:
-        """When the next plan should be begun; inf while one is under way or none is wanted."""
-        if self._under_way:
+        """When the next plan should be begun; inf while one is being made or none is wanted."""
+        if self._is_planning:
             return _NEVER
         return max(self._wanted_at, self._pause_until if self._urgent else self._rest_until)
 
     def members_changed(self, members: int, now: float, *, gone: bool = False) -> None:
-        """Someone came, went or claimed the run; so many are members now. gone: somebody is not there any more."""
+        """A node joined, left or claimed the run; `members` is their number now. gone: a member is no longer there."""
         self._urgent |= gone
-        settle = min(SETTLE_AT_MOST, SETTLE + SETTLE_PER_MEMBER * members)
+        settle = min(SETTLE_MAX_SECONDS, SETTLE_SECONDS + SETTLE_SECONDS_PER_MEMBER * members)
         self._wanted_at = min(self._wanted_at, now + settle)
 
-    def measured(self, node: str, measures: Measures, now: float) -> None:
-        """A member told what it measured."""
-        self._told = True
+    def measured(self, node: str, statistics: NodeStatistics, now: float) -> None:
+        """A member reported its statistics."""
+        self._has_new_reports = True
         before = self._used.get(node)
-        part = None if self.book is None else self.book.node_plan(node)
+        part = None if self.plan_result is None else self.plan_result.node_plan(node)
         planned = None if part is None else part.peers
-        fallen = fell(before, measures, planned)
-        self._urgent |= fallen
-        if fallen:
-            self._wanted_at = min(self._wanted_at, now + SETTLE)
-        elif changed_much(before, measures, planned):
-            drifted = max(now + SETTLE, self._started + self._drift_every, self._calm_until)
+        degraded = has_degraded(before, statistics, planned)
+        self._urgent |= degraded
+        if degraded:
+            self._wanted_at = min(self._wanted_at, now + SETTLE_SECONDS)
+        elif changed_substantially(before, statistics, planned):
+            drifted = max(now + SETTLE_SECONDS, self._started + self._replan_seconds, self._announce_settled_at)
             self._wanted_at = min(self._wanted_at, drifted)
 
     def settled(self, now: float) -> None:
-        """Nothing is on its way any more: what was left as it was while chunks flowed may be changed now."""
-        if self._told:
-            self._wanted_at = min(self._wanted_at, max(now + SETTLE, self._started + DRIFT_EVERY))
+        """No chunk is in flight any more, so changes that were postponed may be planned now."""
+        if self._has_new_reports:
+            self._wanted_at = min(self._wanted_at, max(now + SETTLE_SECONDS, self._started + REPLAN_MIN_SECONDS))
 
     def announced(self, payload: int, now: float) -> None:
-        """The newest version is a payload of so many bytes for those who keep up."""
-        self._payload, self._calm_until = payload, now + CALM
+        """The newest version has this payload (bytes) for nodes that keep up."""
+        self._payload, self._announce_settled_at = payload, now + ANNOUNCE_SETTLE_SECONDS
         small, large = sorted((payload, self._used_payload))
-        if large > OTHER_PAYLOAD * small:
-            self._wanted_at = min(self._wanted_at, self._calm_until)
+        if large > PAYLOAD_CHANGE_FACTOR * small:
+            self._wanted_at = min(self._wanted_at, self._announce_settled_at)
 
     def begin(
         self,
         trainer: str | None,
         members: Iterable[Member],
-        measures: Mapping[str, Measures],
+        statistics: Mapping[str, NodeStatistics],
         now: float,
-        beside: frozenset[str] = frozenset(),
-        quiet: bool = False,
+        co_publishers: frozenset[str] = frozenset(),
+        idle: bool = False,
     ) -> PlanTask | None:
-        """The plan to be made now; None if none is due, or there is nobody to plan for.
+        """Returns the task of the plan to make now; None if none is due, or there is nobody to plan for.
 
-        trainer: the node that holds the run. beside: those that publish together with it. Other trainers have lost the
-        run, and are left out. quiet: see `PlanTask`.
+        trainer: the node that holds the run. co_publishers: nodes that publish together with it. Other trainers have
+        lost the run and are left out. idle: see `PlanTask`.
         """
         if now < self.due:
             return None
-        self._wanted_at, self._urgent, self._told = _NEVER, False, False
-        planned = [m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in beside]
+        self._wanted_at, self._urgent, self._has_new_reports = _NEVER, False, False
+        planned = [
+            m for m in members if m.info.role != "trainer" or m.info.node == trainer or m.info.node in co_publishers
+        ]
         names = {m.info.node for m in planned}
-        beside = beside & names - {trainer or ""}
-        if trainer is None or trainer not in names or len(planned) - len(beside) < 2:
-            return None  # whoever is missing will change the members when he comes
-        self._used = {node: told for node, told in measures.items() if node in names}
+        co_publishers = co_publishers & names - {trainer or ""}
+        if trainer is None or trainer not in names or len(planned) - len(co_publishers) < 2:
+            return None  # the missing node changes the members when it joins
+        self._used = {node: reported for node, reported in statistics.items() if node in names}
         self._used_payload = self._payload
         self._started = now
-        self._under_way = True
-        return PlanTask(trainer, planned, self._used, beside, self._payload, quiet)
+        self._is_planning = True
+        return PlanTask(trainer, planned, self._used, co_publishers, self._payload, idle)
 
-    def made(self, book: PlanBook, now: float) -> bool:
-        """The plan that was under way; True if it is another one than that in use."""
-        self._under_way = False
+    def made(self, plan_result: PlanResult, now: float) -> bool:
+        """Takes the plan that was being made. Returns whether it differs from the one in use."""
+        self._is_planning = False
         took = now - self._started
         self._pause_until = now + took
-        self._rest_until = now + max(took, min(REST * took, REST_AT_MOST))
-        self._trouble, self._pause = "", RETRY_FIRST
-        if book.revision <= self.revision:
-            self._drift_every = min(DRIFT_AT_MOST, 2 * self._drift_every)
+        self._rest_until = now + max(took, min(REST_FACTOR * took, REST_MAX_SECONDS))
+        self._last_failure, self._pause = "", RETRY_MIN_SECONDS
+        if plan_result.revision <= self.revision:
+            self._replan_seconds = min(REPLAN_MAX_SECONDS, 2 * self._replan_seconds)
             return False
-        self.book, self._drift_every = book, DRIFT_EVERY
+        self.plan_result, self._replan_seconds = plan_result, REPLAN_MIN_SECONDS
         return True
 
     def failed(self, message: str, now: float) -> bool:
-        """The planner could not; it will be asked again. True if people have not been told of this yet."""
-        self._under_way = False
+        """The planner failed; it will be called again. Returns whether this message is new."""
+        self._is_planning = False
         self._rest_until = self._pause_until = now + self._pause
         self._wanted_at = min(self._wanted_at, self._rest_until)
-        self._pause = min(RETRY_LAST, 2 * self._pause)
-        news = message != self._trouble
-        self._trouble = message
-        return news
+        self._pause = min(RETRY_MAX_SECONDS, 2 * self._pause)
+        is_new = message != self._last_failure
+        self._last_failure = message
+        return is_new

@@ -1,4 +1,4 @@
-"""What the hub and its clients say to each other: the control plane's messages (JSON on the wire)."""
+"""The messages between the hub and its clients (JSON on the wire)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ DEFAULT_TTL = 10.0
 RENEWALS_PER_TTL = 3
 
 
-#: The host of a node that runs beside the hub: each peer reaches it by the name by which it reaches the hub.
+#: The host of a node on the hub's machine: each peer replaces it by the name at which it reaches the hub.
 HUB_HOST = "@hub"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a node is and where its peers reach it. port 0: it cannot be dialled and dials out instead.
+    """Who a node is and where its peers reach it.
 
-    node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown.
-    host "" in a join means: the address the hub sees; `HUB_HOST`: wherever the asker reaches the hub.
-    further: other hosts of the same node, tried beside `host`; a hub that fills `host` in drops those of no use.
+    node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown. host: "" in a join
+    means the address that the hub sees; `HUB_HOST` means the host at which the reader reaches the hub. port 0: the node
+    cannot be dialled and dials out instead. further: other hosts of the node, tried after `host`; a hub that fills in
+    `host` drops those that peers cannot use.
     """
 
     node: str
@@ -34,26 +35,25 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Where to dial the node, in the order of trying."""
+        """The hosts at which to dial the node, in the order of trying."""
         return self.host, *self.further
 
     @property
-    def place(self) -> str:
-        """Where the node is dialled, for people."""
+    def location(self) -> str:
+        """The node's address, for people."""
         if not self.port:
             return "dials out"
         if self.host == HUB_HOST:
-            return f"beside the hub, port {self.port}"
+            return f"on the hub's machine, port {self.port}"
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """A node with a live lease, and the version it last said it runs (None: none yet). digest: 32 hex digits.
+    """A node with a live lease, and the version that it last reported as live (None: none yet). digest: 32 hex digits.
 
-    run, epoch: those of that version; versions of two runs have nothing to do with each other. run "": not told.
-    fetch_rate: bytes a second at which chunks last came while it was busy fetching, by its own measure; 0: none yet.
-    rejected: digest of the version that it fetched last and found other bits in than were signed; "": none since it
-    last committed one.
+    run, epoch: of that version; versions of two runs are unrelated. run "": not reported. fetch_rate: bytes a second at
+    which the node last received chunks while it was busy fetching, by its own measurement; 0: none yet. rejected:
+    digest of the version that it last fetched and whose bits differ from those signed; "": none since its last commit.
     """
 
     info: NodeInfo
@@ -65,13 +65,13 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     rejected: str = ""
 
 
-class Path(msgspec.Struct, frozen=True, array_like=True):
-    """What a node measured of its connections to one peer. Mbit/s, seconds.
+class PathStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """One node's statistics of its connections to one peer. Mbit/s, seconds.
 
-    sent, received: the highest rates that chunks or probes reached to and from the peer while nothing but the network
-    held them up; 0: none yet. rtt: the least round trip, 0: none yet. loss: share of what was sent to the peer that had
-    to be sent again. failed: no connection could be opened to it. fallen: what part is left of what it gave before, if
-    it has changed since it was at its best; 0: it has not.
+    sent, received: the highest rates of chunks or probes to and from the peer while only the network limited them; 0:
+    none yet. rtt: the minimum round trip, 0: none yet. loss: share of the sent bytes that were retransmitted. failed:
+    no connection could be opened to the peer. degraded_to: the share that is left of the path's best rate if it has
+    degraded; 0: it has not.
     """
 
     peer: str
@@ -80,21 +80,21 @@ class Path(msgspec.Struct, frozen=True, array_like=True):
     received: float = 0.0
     loss: float = 0.0
     failed: bool = False
-    fallen: float = 0.0
+    degraded_to: float = 0.0
 
 
-class Measures(msgspec.Struct, frozen=True, array_like=True):
-    """What a node measured of its network. up, down: Mbit/s that it sent and received in all at best, 0: not known."""
+class NodeStatistics(msgspec.Struct, frozen=True, array_like=True):
+    """A node's network statistics. up, down: the highest total Mbit/s that it sent and received, 0: not known."""
 
     up: float = 0.0
     down: float = 0.0
-    paths: list[Path] = []
+    paths: list[PathStatistics] = []
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):
-    """What a join or renewal grants: renew within `ttl` seconds, better in a third of it.
+    """The reply to a join or renewal: renew within `ttl` seconds, preferably after a third of it.
 
-    refused: one line on what the renewal told besides and the hub did not take; "" if it took all.
+    refused: one line on the reported figures that the hub dropped; "" if it took all.
     """
 
     lease: str
@@ -104,7 +104,7 @@ class Lease(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for membership; a node that joins again replaces its earlier lease."""
+    """Asks for membership; a node that joins again replaces its earlier lease."""
 
     info: NodeInfo
     version: int | None = None
@@ -114,10 +114,11 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renew(msgspec.Struct, frozen=True, kw_only=True):
-    """Keep a lease, and say which version is live: the acknowledgement of a commit is a renewal.
+    """Renews a lease and reports the live version: the acknowledgement of a commit is a renewal.
 
-    The lease comes first, and is renewed whatever the rest says (see `p2psync.membership.renewal`). run, epoch,
-    fetch_rate, rejected: see `Member`. waits: see `MemberAge`. measures: None if they are as they were told last.
+    The lease is the first field, and is renewed whatever the other fields hold (see `p2psync.membership.renewal`). run,
+    epoch, fetch_rate, rejected: see `Member`. waits: see `MemberAge`. statistics: None if unchanged since the last
+    report.
     """
 
     lease: str
@@ -127,18 +128,18 @@ class Renew(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = 0
     waits: str = ""
     fetch_rate: int = 0
-    measures: Measures | None = None
+    statistics: NodeStatistics | None = None
     rejected: str = ""
 
 
 class Leave(msgspec.Struct, frozen=True, kw_only=True):
-    """Give a lease back."""
+    """Ends a lease."""
 
     lease: str
 
 
 class Challenge(msgspec.Struct, frozen=True, kw_only=True):
-    """A nonce for one claim; it may be used once, within `ttl` seconds."""
+    """A nonce for one claim; valid once, for `ttl` seconds."""
 
     nonce: str
     ttl: float
@@ -147,8 +148,8 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer takes a run over at `epoch`: above the hub's, or equal to it from the same node (after a hub restart).
 
-    key: raw public key in hex; signature (hex) over `claim_bytes` of this claim, whose nonce the hub gave.
-    take_over: take the hub from another run, whose trainer may be at work, or from a newer one; see `fencing`.
+    key: raw public key in hex. signature (hex): over `claim_bytes` of this claim, with a nonce of this hub. take_over:
+    take the hub from another run, whose trainer may be at work, or from a newer run; see `fencing`.
     """
 
     node: str
@@ -161,37 +162,38 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True):
-    """The secret that later announcements of this epoch carry."""
+    """The secret token that later announcements of this epoch carry."""
 
     token: str
     epoch: int
 
 
 class Announce(msgspec.Struct, frozen=True, kw_only=True):
-    """Add manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retire others by id (hex).
+    """Adds manifests (bytes of SignedManifest; base64 in JSON) to the run's lineage, and retires others by id (hex).
 
-    remark: a line about the newest version, for people who ask for the status; "" leaves the last one. beside: nodes
-    that publish together with the trainer, each some of the chunks, which plans treat as one with it; None leaves them.
+    note: a line about the newest version, for people who read the status; "" keeps the last one. co_publishers: nodes
+    that publish together with the trainer, each some of the chunks; plans treat them and the trainer as one node. None
+    keeps them.
     """
 
     token: str
     manifests: list[bytes] = []
     retire: list[str] = []
-    remark: str = ""
-    beside: list[str] | None = None
+    note: str = ""
+    co_publishers: list[str] | None = None
 
 
 class Announced(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to an announcement: the revision of the view that shows it."""
+    """The reply to an announcement: the first revision of the view that shows it."""
 
     revision: int
 
 
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
-    """One manifest of the lineage in short. id, digest, base_digest: hex.
+    """The summary of one manifest of the lineage. id, digest, base_digest: hex.
 
-    profile: that of its chunks. `inline` holds the signed manifest when it is small and news to the asker; any other
-    is had by its id.
+    profile: the codec profile of its chunks. inline: the signed manifest if it is small and new to the reader; any
+    other is fetched by its id.
     """
 
     id: str
@@ -207,16 +209,15 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a node needs to know, at one revision. run is "" until a trainer has claimed one.
+    """What the hub tells every node, at one revision.
 
-    claim: who holds the run and how it came to, in one line for people; "" before the first claim.
-    instance: differs after each start of the hub, so a client sees that revisions began anew.
-    head: the newest announced version of the highest epoch that announced one, None before the first.
-    plan: revision of the plan in use, 0: none. It rises with each plan of this instance.
-    members: sorted by node. Their versions are news that does not raise the revision.
-    lineage: in the order announced, oldest first.
-    since: None: members and lineage are all there are; else they are those that are new or others since this revision,
-    `gone` the nodes that left since, and `retired` the ids of manifests that went: see `put_together`.
+    instance: differs after each start of the hub, so that clients notice that revisions begin anew. run: "" until a
+    trainer has claimed one. claim: who holds the run and how it got it, one line for people; "" before the first claim.
+    head: the newest announced version of the highest announced epoch, None before the first. plan: revision of the plan
+    in use, 0: none; it rises with each plan of this instance. members: sorted by node; a change of their versions does
+    not raise the revision. lineage: in the order of announcement, oldest first. since: None if members and lineage are
+    complete; otherwise they hold those that are new or changed since this revision, `gone` the nodes that left and
+    `retired` the ids of manifests that were retired: see `merge_views`.
     """
 
     instance: str
@@ -234,10 +235,10 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
-    """For how long a node has held its lease, and how long ago it was last heard of (seconds).
+    """How long a node has held its lease, and how long ago the hub last heard from it (seconds).
 
-    up, down: see `Measures`. waits: why the node does not run what the hub offers, by its own word, for people; "":
-    it does, or is on its way.
+    up, down: see `NodeStatistics`. waits: why the node does not run the version that the hub offers, in its own words;
+    "" if it does, or is fetching it.
     """
 
     node: str
@@ -249,28 +250,29 @@ class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status(msgspec.Struct, frozen=True, kw_only=True):
-    """The hub at a glance: the view without inlined manifests, seconds since the hub's start, and each member's age.
+    """The hub's state for people: the view without inlined manifests, seconds since the hub's start, and each member's
+    age.
 
-    remark: what the trainer last said of its newest version.
+    note: the trainer's last note on its newest version.
     """
 
     view: View
     uptime: float
     ages: list[MemberAge] = []
-    remark: str = ""
+    note: str = ""
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hub answers instead of a result: the name of an exception of `p2psync.errors`, and its one line."""
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
+    """The hub's reply to a refused request: the name of an exception of `p2psync.errors`, and its one line."""
 
     error: str
     message: str
 
 
 def claim_bytes(claim: Claim) -> bytes:
-    """The bytes that a claim's signature covers: context, then every field but the signature, in order.
+    """Returns the bytes that a claim's signature covers: a context, then every field but the signature, in order.
 
-    A claim that takes nothing over is signed as it was before there was such a field.
+    `take_over` is covered only when it is set.
     """
     fields = [claim.node, claim.run, str(claim.epoch), claim.nonce, claim.key]
     if claim.take_over:
@@ -279,5 +281,5 @@ def claim_bytes(claim: Claim) -> bytes:
 
 
 def new_run(unix_ms: int, randomness: bytes) -> str:
-    """A run id of 32 hex digits that sorts by time: 12 of milliseconds, 20 of randomness (10 bytes)."""
+    """Returns a run id of 32 hex digits that sorts by time: 12 of milliseconds, 20 of randomness (10 bytes)."""
     return f"{unix_ms & (1 << 48) - 1:012x}{randomness[:10].hex()}"

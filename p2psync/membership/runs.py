@@ -1,13 +1,13 @@
-"""Which run a node follows, and the words for it. Pure.
+"""Decides which run a node follows, and describes runs for people. Pure.
 
-A run id begins with the time of its creation, so ids order runs by age. The law, the same at every node:
+A run id begins with the time of its creation, so ids order runs by age. The same rules hold at every node:
 
-- An older run never takes the place of the one whose version is live, whichever hub offers it and whoever signed it.
-- Within a run an earlier epoch never takes the place of a later one. Epochs of two runs are never compared.
-- Only what is live counts: a run or an epoch that was announced, and of which nothing was committed, binds nobody.
+- An older run never replaces the run whose version is live, whichever hub offers it and whoever signed it.
+- Within a run an earlier epoch never replaces a later one. Epochs of two runs are never compared.
+- Only the live version counts: a run or an epoch that was announced, but of which nothing was committed, binds no node.
 
-An operator goes back on purpose, in one of two ways: `p2psync trainer --supersede RUN` has the trainer, which holds
-the key, go on under a run that is newer than RUN; `p2psync actor --follow-run RUN` has one actor follow RUN.
+An operator goes back on purpose in one of two ways: `p2psync trainer --supersede RUN` makes the trainer, which holds
+the key, continue under a run that is newer than RUN; `p2psync actor --follow-run RUN` makes one actor follow RUN.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from p2psync.errors import UsageError
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import new_run
 
-#: `--follow-run`: the newest run (the law above), or whichever run the hub offers. Else the beginning of a run's id.
+#: `--follow-run`: the newest run (by the rules above), or whichever run the hub offers; any other value is the start of
+#: a run's id.
 NEWEST = "newest"
 ANY = "any"
-#: Hex digits of a run id that tell its time of creation (milliseconds), by which people name it.
+#: Hex digits of a run id that hold its time of creation (milliseconds), by which people name it.
 SHORT_RUN = 12
 _RUN_DIGITS = 32
 
-#: Why a run is not followed. older: than the live one. fenced: a later epoch of it is live. other: the operator named
+#: Why a run is not followed. older: than the live one. fenced: a later epoch of it is live. other: the operator chose
 #: another run.
-Reason: TypeAlias = Literal["older", "fenced", "other"]
+RefusalReason: TypeAlias = Literal["older", "fenced", "other"]
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A run and epoch that a hub offers and a node does not follow. live: the run and epoch that the node is at.
+class RunRefusal:
+    """A run and epoch that a hub offers and a node does not follow. live: the run and epoch of the node's live version.
 
-    follow: what the operator told the node, see `parse_follow`.
+    follow: the node's `--follow-run`, see `parse_follow`.
     """
 
-    reason: Reason
+    reason: RefusalReason
     run: str
     epoch: int
     live: str
@@ -47,7 +48,7 @@ class Refusal:
     follow: str = NEWEST
 
     def text(self) -> str:
-        """One line for people, with the way out."""
+        """Returns one line for people, with the remedy."""
         offered = f"the hub offers {run_name(self.run)}"
         if self.reason == "other":
             return (
@@ -67,14 +68,14 @@ class Refusal:
 
 
 def parse_follow(text: str) -> str:
-    """`--follow-run`: NEWEST, ANY, or at least the first 12 hex digits of a run's id. Raises `UsageError`."""
+    """Parses `--follow-run`: NEWEST, ANY, or at least the first 12 hex digits of a run's id. Raises `UsageError`."""
     if text in (NEWEST, ANY):
         return text
     return parse_run(text, "--follow-run", f"{NEWEST}, {ANY} or ")
 
 
 def parse_run(text: str, option: str, others: str = "") -> str:
-    """The beginning of a run's id, 12 to 32 hex digits. Raises `UsageError` that names `option`."""
+    """Parses the start of a run's id, 12 to 32 hex digits. Raises `UsageError` that names `option`."""
     digits = text.lower()
     if not SHORT_RUN <= len(digits) <= _RUN_DIGITS or not set(digits) <= set("0123456789abcdef"):
         raise UsageError(
@@ -83,10 +84,10 @@ def parse_run(text: str, option: str, others: str = "") -> str:
     return digits
 
 
-def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> Reason | None:
-    """Why the offered (run, epoch) is not to be followed; None: it is.
+def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> RefusalReason | None:
+    """Returns why the offered (run, epoch) must not be followed; None if it may be.
 
-    live: the run and epoch of the version that is, or was last, live; ("", 0) before the first.
+    live: the run and epoch of the live version, or of the last one; ("", 0) before the first.
     """
     run, epoch = offered
     if follow not in (NEWEST, ANY) and not run.startswith(follow):
@@ -99,15 +100,14 @@ def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> 
 
 
 def is_newer(run: str, than: str) -> bool:
-    """Whether a run is newer than one of which `than` is the beginning of the id."""
+    """Whether a run is newer than another one, whose id starts with `than`."""
     return run[: len(than)] > than
 
 
 def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
-    """A new run's id, made at this time, or just after the creation of the run `than` ("": none) if that is later.
+    """Returns a new run's id, created at this time, or just after the run `than` ("": none) if that is later.
 
-    So a run that is begun is the newest, whatever clocks say. randomness: 10 bytes. Raises `UsageError` if `than` is of
-    a time after which there is no other.
+    So a new run is the newest, whatever clocks show. randomness: 10 bytes. Raises `UsageError` if no id follows `than`.
     """
     after = int(than[:SHORT_RUN], 16) + 1 if than else 0
     if after >= 1 << 48:
@@ -116,16 +116,16 @@ def later_run(than: str, unix_ms: int, randomness: bytes) -> str:
 
 
 def short_run(run: str) -> str:
-    """The part of a run's id by which people name it; whatever a hub gave as one stays on its line."""
-    return line_of(run[:SHORT_RUN])
+    """Returns the part of a run's id by which people name it, as one printable line whatever the hub sent."""
+    return printable_line(run[:SHORT_RUN])
 
 
 def run_name(run: str) -> str:
-    """A run for people: the part of its id that tells its creation, and when that was."""
+    """Returns a run's name for people: the first 12 digits of its id, and its time of creation."""
     if not run:
         return "no run"
     try:
         created = datetime.fromtimestamp(int(run[:SHORT_RUN], 16) / 1000, UTC)
-    except (ValueError, OverflowError, OSError):  # an id that no clock of ours made
+    except (ValueError, OverflowError, OSError):  # not a time: the id was made elsewhere
         return f"run {short_run(run)}"
     return f"run {short_run(run)} (created {created:%Y-%m-%d %H:%M:%S} UTC)"

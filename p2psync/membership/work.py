@@ -1,7 +1,7 @@
-"""What actors and the rollout ledger say to each other: leases of work, and results.
+"""The messages between actors and the rollout ledger: leases of work, and results.
 
-Leases are JSON. A result travels as it is: its bytes are the request's body, and what is said of it (`ResultHead`) goes
-ahead in one header, so that the ledger may refuse a result before a byte of it is sent.
+Leases are JSON. A result's bytes are the request's body as they are, and its description (`ResultHead`) travels in one
+header, so that the ledger can refuse a result before a byte of it is sent.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ MAX_GRANT_BYTES = 8 << 20
 #: Items in one grant, and characters of an item's id.
 MAX_GRANT_ITEMS = 256
 MAX_ITEM_ID = 128
-#: A request for work is answered after this long at the latest, with or without work (seconds).
+#: Longest wait of a request for work, with or without work at its end (seconds).
 MAX_WORK_WAIT = 20.0
-#: The header that carries `ResultHead`, and what it may be long: an id's characters may take six bytes each.
+#: The header that carries `ResultHead`, and its greatest length: a character of an id may take six bytes.
 RESULT_HEADER = "P2PSync-Result"
 MAX_RESULT_HEAD = 2048
 #: Tokens that a result may claim to hold.
 MAX_TOKENS = 1 << 32
 
-#: What became of a result. accepted: it counts, once. late: the claim on the item has ended, the item is someone else's
-#: or nobody's. duplicate: the item has a result already. stale: made under a version too far behind the newest.
-#: unknown_version: made under a version that was not admitted. wrong_digest: made under other weights than that
-#: version's. full: the ledger has no room until the trainer takes results out; the claim stays, offer it again later.
+#: The ledger's verdict on a result. accepted: it counts, once. late: the claim on the item has ended; the item is
+#: leased to another node or to nobody. duplicate: the item has a result already. stale: made under a version too far
+#: behind the newest. unknown_version: made under a version that was not admitted. wrong_digest: made under other
+#: weights than that version's. full: the ledger has no space until the trainer takes results out; the claim stays, so
+#: offer the result again later.
 Verdict = Literal["accepted", "late", "duplicate", "stale", "unknown_version", "wrong_digest", "full"]
 
 
 class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One piece of rollout work. item: an id, unique in the run. version: the policy it was put in for."""
+    """One item of rollout work. item: an id, unique in the run. version: the policy for which it was put in."""
 
     item: str
     version: int
@@ -46,11 +47,10 @@ class WorkItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseWork(msgspec.Struct, frozen=True, kw_only=True):
-    """Ask for up to `max_items` items. lease: the asker's membership lease. wait: seconds to wait for work.
+    """Asks for up to `max_items` items. lease: the sender's membership lease. wait: seconds to wait for work.
 
-    work: 32 random hex digits that the asker draws, the work lease's id. Asked again with the same one, when an answer
-    was lost, the ledger gives the same items again. version: the policy that the asker would use; None: it does not
-    say, and is taken to have one that will do.
+    work: the work lease's id, 32 random hex digits that the sender draws. A request that repeats it, after a lost
+    reply, gets the same items again. version: the policy that the sender would use; None: any version is assumed to do.
     """
 
     lease: str
@@ -61,10 +61,11 @@ class LeaseWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkGrant(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that are the asker's for `ttl` seconds, renewed with its membership. No items: there was no work for it.
+    """Items that are leased to the sender for `ttl` seconds, renewed with its membership. No items: there was no work
+    for it.
 
     work: the work lease's id, which results name. A result is admitted if it was made under a version of at least
-    `head` minus `max_staleness`, for the head at the time the result arrives. Items are to be worked on in this order.
+    `head` minus `max_staleness`, for the head at the time when the result arrives. Work on the items in this order.
     """
 
     work: str
@@ -75,10 +76,10 @@ class WorkGrant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of an item's result. version, digest (32 hex digits): the weights it was made under.
+    """Describes an item's result. version, digest (32 hex digits): the weights that it was made under.
 
-    tokens: how many it took to generate; 0: not told. It decides how much work the node is given, within what the
-    ledger itself sees. packed: the body is compressed (zstd).
+    tokens: how many it took to generate; 0: not reported. It decides how much work the node is given, within what the
+    ledger itself measures. packed: the body is compressed (zstd).
     """
 
     work: str
@@ -90,9 +91,9 @@ class ResultHead(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """The ledger's answer to a result.
+    """The ledger's reply to a result.
 
-    void: items of the same work lease that need not be done any more: somebody else's result of them counted.
+    void: items of the same work lease that need no result any more: another node's result of them counted.
     """
 
     verdict: Verdict
@@ -100,23 +101,23 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PutWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer's side: put items (id, payload) in for `version`; those that are known already are passed over."""
+    """From the trainer: puts items (id, payload) in for `version`; known ids are skipped."""
 
     version: int
     items: list[tuple[str, bytes]]
 
 
 class PutReply(msgspec.Struct, frozen=True, kw_only=True):
-    """How many items were new."""
+    """The number of new items."""
 
     new: int
 
 
 class TakeWork(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer's side: take up to `max_items` results, of items that were put in for `version` (None: any).
+    """From the trainer: takes up to `max_items` results, of items that were put in for `version` (None: any).
 
-    wait: seconds to wait for the first. again: first give what was handed out for the step in hand once more, for a
-    loop that starts anew.
+    wait: seconds to wait for the first. again: first repeat the results that were already handed out for the current
+    step, for a loop that restarts.
     """
 
     max_items: int = 64
@@ -126,7 +127,7 @@ class TakeWork(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """One result that was taken. item, put_for, payload: as it was put in. node: who made it, under `version`."""
+    """One result that was taken. item, put_for, payload: as put in. node: who made it, under `version`."""
 
     item: str
     put_for: int
@@ -138,38 +139,38 @@ class Taken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeReply(msgspec.Struct, frozen=True, kw_only=True):
-    """Results for step `step`, the one in hand."""
+    """Results for `step`, the current one."""
 
     step: int
     results: list[Taken]
 
 
 class CommitStep(msgspec.Struct, frozen=True, kw_only=True):
-    """The trainer's side: step `step` (None: the one in hand) is durable at the trainer's; its results are gone."""
+    """From the trainer: `step` (None: the current one) is durable at the trainer; the ledger drops its results."""
 
     step: int | None = None
 
 
 class CommitReply(msgspec.Struct, frozen=True, kw_only=True):
-    """The step that is in hand now, and how many results went with the one before."""
+    """The current step now, and the number of results that were dropped with the one before."""
 
     step: int
     gone: int
 
 
 def encode_head(head: ResultHead) -> str:
-    """As a header's value."""
+    """Encodes a result's description as a header value."""
     return base64.urlsafe_b64encode(encode_msgpack(head)).decode()
 
 
 def decode_head(text: str) -> ResultHead:
-    """Raises `FormatError` for anything but what `encode_head` gives."""
+    """Decodes a header value of `encode_head`. Raises `FormatError` for anything else."""
     if not 0 < len(text) <= MAX_RESULT_HEAD:
-        raise FormatError(f"a result comes with its head in {RESULT_HEADER}, of at most {MAX_RESULT_HEAD} characters")
+        raise FormatError(f"a result needs its description in {RESULT_HEADER}, of at most {MAX_RESULT_HEAD} characters")
     try:
         head = decode_msgpack(base64.b64decode(text.encode(), b"-_", validate=True), ResultHead)
     except (msgspec.MsgspecError, binascii.Error, UnicodeError) as error:
-        raise FormatError(f"{RESULT_HEADER} is not a result's head: {error}") from None
+        raise FormatError(f"{RESULT_HEADER} is malformed: {error}") from None
     if not 0 <= head.tokens <= MAX_TOKENS or abs(head.version) > MAX_TOKENS**2:
         raise FormatError(f"a result claims {head.tokens} tokens under version {head.version}")
     return head

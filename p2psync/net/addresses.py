@@ -1,8 +1,8 @@
-"""Addresses as people write them, as URLs hold them, and as the swarm announces them. Pure.
+"""Parses and formats addresses: as people write them, as URLs hold them, and as nodes announce them. Pure.
 
-A host is a name or an address in text form. IPv6 addresses stand in brackets beside a port and bare elsewhere. An IPv4
-address that was mapped into IPv6 is written as IPv4. A zone (`fe80::1%eth0`) names an interface of one machine: a node
-may listen on such an address and dial it, but cannot announce it.
+A host is a name or an address in text form. IPv6 addresses are bracketed when a port follows, and bare elsewhere. An
+IPv4 address mapped into IPv6 is written as IPv4. A zone (`fe80::1%eth0`) names an interface of one machine: a node may
+listen on such an address and dial it, but cannot announce it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Iterable, Sequence
 from yarl import URL
 
 from p2psync.errors import UsageError
-from p2psync.membership.checks import MAX_FURTHER
+from p2psync.membership.checks import MAX_FURTHER_HOSTS
 
-#: Hosts that mean every address of the machine, of both families; those that mean every IPv4 address.
+#: Hosts that stand for every address of the machine, of both families; and for every IPv4 address.
 ALL_ADDRESSES = ("", "*", "::")
 ALL_IPV4 = ("0.0.0.0",)
-#: What stands in a printed URL whose host this machine cannot tell.
+#: Placeholder in a printed URL whose host this machine does not know.
 UNKNOWN_HOST = "<address of this machine>"
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]*[A-Za-z0-9_.])?\Z")
@@ -28,7 +28,7 @@ _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def address_of(host: str) -> _Address | None:
-    """The address that a host is in text form, mapped IPv4 as IPv4; None for a name."""
+    """Returns the address that a host is in text form, mapped IPv4 as IPv4; None for a name."""
     try:
         found = ipaddress.ip_address(host)
     except ValueError:
@@ -38,9 +38,9 @@ def address_of(host: str) -> _Address | None:
 
 
 def plain_host(text: str, option: str) -> str:
-    """A host as it is used inside: without brackets, IPv6 in its short form, `%25` of a zone as `%`.
+    """Returns a host in its internal form: without brackets, IPv6 shortened, `%25` of a zone as `%`.
 
-    Raises `UsageError` that names the option for what is neither a name nor an address.
+    Raises `UsageError`, naming the option, if the text is neither a name nor an address.
     """
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" in bare or "[" in text:
@@ -56,16 +56,17 @@ def plain_host(text: str, option: str) -> str:
 
 
 def listen_host(text: str, option: str = "--host") -> str:
-    """Where to listen, as `plain_host` has it; "" stands for every address of both families. Raises `UsageError`."""
+    """Returns the host to listen on, in the form of `plain_host`; "" means every address of both families. Raises
+    `UsageError`."""
     host = text if text in ALL_ADDRESSES else plain_host(text, option)
     return "" if host in ALL_ADDRESSES else host
 
 
 def advertised_hosts(text: str, option: str = "--advertise") -> tuple[str, ...]:
-    """The hosts that a node has its peers told, from a list separated by commas. Raises `UsageError`."""
+    """Returns the hosts that a node announces to its peers, from a comma-separated list. Raises `UsageError`."""
     hosts = tuple(plain_host(part.strip(), option) for part in text.split(",")) if text else ()
-    if len(hosts) > 1 + MAX_FURTHER:
-        raise UsageError(f"{option} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER}")
+    if len(hosts) > 1 + MAX_FURTHER_HOSTS:
+        raise UsageError(f"{option} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER_HOSTS}")
     for host in hosts:
         found = address_of(host)
         if "%" in host:
@@ -76,10 +77,10 @@ def advertised_hosts(text: str, option: str = "--advertise") -> tuple[str, ...]:
 
 
 def further_hosts(seen: str, own: Iterable[str]) -> tuple[str, ...]:
-    """Which of a node's own addresses its peers are told besides the one that the hub sees.
+    """Returns those of a node's own addresses that peers should know besides the one that the hub sees.
 
-    Those of the other family: behind a translator the hub sees one family only. A private one is told only where the
-    hub sees a private one too, since elsewhere it belongs to another machine.
+    These are addresses of the other family, because behind a NAT the hub sees one family only. A private one is
+    included only if the hub sees a private one too; elsewhere it would belong to another machine.
     """
     first = address_of(seen)
     if first is None:
@@ -91,11 +92,11 @@ def further_hosts(seen: str, own: Iterable[str]) -> tuple[str, ...]:
         if address.version != first.version
         and is_announceable(host)
         and (address.is_global or (not first.is_global and not first.is_loopback))
-    )[:MAX_FURTHER]
+    )[:MAX_FURTHER_HOSTS]
 
 
 def is_announceable(host: str) -> bool:
-    """Whether a host in text form can mean the same machine to others: no loopback, link-local or zoned address."""
+    """Whether a host in text form can mean the same machine to others: not a loopback, link-local or zoned address."""
     found = address_of(host)
     if found is None:
         return True
@@ -103,28 +104,28 @@ def is_announceable(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host reaches the machine that asks, whichever that is."""
+    """Whether a host always reaches the machine that dials it."""
     found = address_of(host)
     return host == "localhost" if found is None else found.is_loopback
 
 
-def beside_port(host: str, port: int) -> str:
-    """`host:port`, with brackets around IPv6."""
+def host_and_port(host: str, port: int) -> str:
+    """Returns `host:port`, with brackets around IPv6."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:
-    """The URL of a server, with brackets around IPv6 and `%25` before its zone."""
-    return f"{scheme}://{beside_port(host.replace('%', '%25') if ':' in host else host, port)}"
+    """Returns the URL of a server, with brackets around IPv6 and `%25` before its zone."""
+    return f"{scheme}://{host_and_port(host.replace('%', '%25') if ':' in host else host, port)}"
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """A command that can be pasted into a shell: what a shell would take apart stands in quotes."""
+    """Returns a command line that can be pasted into a shell, quoted where needed."""
     return shlex.join(words)
 
 
 def check_url(text: str) -> URL:
-    """The address of a hub, `http://host:port` or `https://host:port`, its host as `plain_host` has it.
+    """Parses a hub's address, `http://host:port` or `https://host:port`; its host is in the form of `plain_host`.
 
     Raises `UsageError` for anything else.
     """
@@ -133,8 +134,8 @@ def check_url(text: str) -> URL:
         good = parsed.scheme in ("http", "https") and parsed.host and parsed.explicit_port
         bare = parsed.path in ("", "/") and not (parsed.query_string or parsed.fragment or parsed.user)
         if good and bare:
-            # A zone travels as `%25` in a URL, and as `%` to whoever resolves the host.
-            return URL(f"{parsed.scheme}://{beside_port(plain_host(_url_host(text), 'host'), parsed.port or 0)}")
+            # A zone is written `%25` in a URL, and `%` for the resolver.
+            return URL(f"{parsed.scheme}://{host_and_port(plain_host(_url_host(text), 'host'), parsed.port or 0)}")
     except (ValueError, UsageError):
         pass
     shown = " ".join("".join(c if c.isprintable() else " " for c in text[:200]).split())[:100]
@@ -143,6 +144,6 @@ def check_url(text: str) -> URL:
 
 
 def _url_host(text: str) -> str:
-    """The host of a URL as it stands there, brackets and all: a parser may take `::g` for a name."""
-    place = text.split("://", 1)[1].split("/", 1)[0]
-    return place.rsplit(":", 1)[0]
+    """Returns the host as written in the URL, brackets included: a parser may take `::g` for a name."""
+    authority = text.split("://", 1)[1].split("/", 1)[0]
+    return authority.rsplit(":", 1)[0]

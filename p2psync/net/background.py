@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for programs that are not asyncio: training and generation loops."""
+"""An event loop in its own thread, for programs that are not asyncio: training and generation loops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import uvloop
 from p2psync.errors import UsageError
 
 T = TypeVar("T")
-#: How long a coroutine whose caller gave up is waited for (seconds).
-CANCEL_LIMIT = 10.0
+#: Seconds to wait for a cancelled coroutine to end after its caller gave up.
+CANCEL_WAIT_SECONDS = 10.0
 
 
 class BackgroundLoop:
@@ -32,31 +32,32 @@ class BackgroundLoop:
         return self._closed
 
     def call(self, coroutine: Coroutine[object, object, T], timeout: float | None = None) -> T:
-        """Run a coroutine there and wait for what it returns or raises. `TimeoutError` after `timeout` seconds.
+        """Runs a coroutine in the loop and returns its result, or raises its exception; `TimeoutError` after `timeout`
+        seconds.
 
-        When the caller gives up (a time-out, Ctrl-C) the coroutine is cancelled, and has ended when this raises.
-        Raises `UsageError` after `close`, and in the loop's own thread, where it would wait for itself.
+        When the caller gives up (a timeout, Ctrl-C) the coroutine is cancelled, and has ended when this raises. Raises
+        `UsageError` after `close`, and in the loop's own thread, where it would wait for itself.
         """
         if self._closed or threading.current_thread() is self._thread:
             coroutine.close()
             where = "it is closed" if self._closed else "its own thread must not wait for it"
             raise UsageError(f"{self._thread.name}: {where}; call it from another thread, before it is closed")
         ended = threading.Event()
-        future = asyncio.run_coroutine_threadsafe(_telling(coroutine, ended), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_signalling(coroutine, ended), self._loop)
         try:
             return future.result(timeout)
         except BaseException:
             if future.cancel():
-                ended.wait(CANCEL_LIMIT)
+                ended.wait(CANCEL_WAIT_SECONDS)
             raise
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something called there, and do not wait for it. Nothing happens after `close`."""
+        """Schedules a call in the loop without waiting for it. Does nothing after `close`."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
     def close(self) -> None:
-        """Stop the loop; whatever still runs there is cancelled. Again: no effect."""
+        """Stops the loop and cancels whatever still runs in it. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -75,7 +76,7 @@ class BackgroundLoop:
             self._loop.close()
 
 
-async def _telling(coroutine: Coroutine[object, object, T], ended: threading.Event) -> T:
+async def _signalling(coroutine: Coroutine[object, object, T], ended: threading.Event) -> T:
     try:
         return await coroutine
     finally:

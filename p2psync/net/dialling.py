@@ -1,8 +1,8 @@
-"""Opening a connection to a host of several addresses, some of which may be silent.
+"""Opens a connection to a host with several addresses, some of which may not answer.
 
-Attempts are staggered as in RFC 8305 (Happy Eyeballs): families take turns, the next address is tried when the one
-before it has failed or has been silent for `ATTEMPT_DELAY`, the first connection that stands is kept, and the other
-attempts are cancelled. `Attempts` decides; `dial` carries out.
+Attempts are staggered as in RFC 8305 (Happy Eyeballs): address families alternate; the next address is tried when the
+one before has failed or has not answered for `ATTEMPT_DELAY_SECONDS`; the first established connection is kept, and the
+other attempts are cancelled. `Attempts` decides; `dial` carries out.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Generic, TypeVar
 
 from p2psync.net import tcp
 
-#: Seconds that an attempt is alone before the next address is tried beside it: RFC 8305's recommendation. A longer
-#: delay makes silent addresses dearer, a shorter one opens connections that far addresses would have won anyway.
-ATTEMPT_DELAY = 0.25
-#: Addresses of one host that are tried at all, so that a name with hundreds of addresses cannot use up sockets.
+#: Seconds that an attempt has before the next address is tried in parallel: RFC 8305's recommendation. A longer delay
+#: makes unresponsive addresses cost more, a shorter one opens connections that slow addresses would have won anyway.
+ATTEMPT_DELAY_SECONDS = 0.25
+#: Most addresses of one host that are tried, so that a name with hundreds of addresses cannot exhaust sockets.
 MAX_ATTEMPTS = 8
 
 Address = tuple[socket.AddressFamily, tuple[object, ...]]
@@ -26,19 +26,21 @@ T = TypeVar("T")
 
 
 def interleave(addresses: Iterable[Address]) -> list[Address]:
-    """The addresses, each once, with the families in turns: that of the first address first."""
+    """Returns the distinct addresses with the families alternating, starting with the first address's family."""
     by_family: dict[socket.AddressFamily, list[Address]] = {}
     for address in dict.fromkeys(addresses):
         by_family.setdefault(address[0], []).append(address)
-    turns = itertools.zip_longest(*by_family.values())
-    return [address for turn in turns for address in turn if address is not None]
+    rounds = itertools.zip_longest(*by_family.values())
+    return [address for one_of_each in rounds for address in one_of_each if address is not None]
 
 
 class Attempts(Generic[T]):
-    """Which address is tried when. Pure: times are seconds of any clock."""
+    """Decides when to try which address. Pure: times are seconds of any clock."""
 
-    def __init__(self, addresses: Sequence[T], *, delay: float = ATTEMPT_DELAY, most: int = MAX_ATTEMPTS) -> None:
-        """addresses: in the order of trying; those beyond `most` are not tried."""
+    def __init__(
+        self, addresses: Sequence[T], *, delay: float = ATTEMPT_DELAY_SECONDS, most: int = MAX_ATTEMPTS
+    ) -> None:
+        """addresses: in the order of trying; only the first `most` are tried."""
         self._left = list(addresses[:most])
         self._delay = delay
         self._next_at = float("-inf")
@@ -49,23 +51,23 @@ class Attempts(Generic[T]):
         return self._next_at if self._left else float("inf")
 
     def poll(self, now: float) -> T | None:
-        """The address to try now, None if none is due."""
+        """Returns the address to try now, None if none is due."""
         if now < self.due:
             return None
         self._next_at = now + self._delay
         return self._left.pop(0)
 
     def failed(self) -> None:
-        """An attempt has failed: the next address is due at once."""
+        """Records that an attempt has failed: the next address is due at once."""
         self._next_at = float("-inf")
 
 
 async def dial(hosts: Sequence[str], port: int, protocol: asyncio.BufferedProtocol, congestion: tcp.Congestion) -> None:
-    """Connect a protocol to the first address of a node's hosts that answers.
+    """Connects a protocol to the first of a node's addresses that answers.
 
-    The connection begins with the congestion control for near peers; what the handshake shows decides whether it stays
-    (`tcp.tune`). The other way round would not do: BBR leaves its pacing with a socket that it is taken from.
-    Raises `OSError` if no address answers, and `ValueError` for a host name that is none.
+    The connection starts with the congestion control for near peers; the handshake's round trip then decides whether to
+    switch (`tcp.tune`). The reverse order would not work: a socket that leaves BBR keeps BBR's pacing. Raises `OSError`
+    if no address answers, and `ValueError` for a malformed host name.
     """
     loop = asyncio.get_running_loop()
     addresses = interleave(await _resolve(hosts, port))
@@ -92,7 +94,7 @@ async def dial(hosts: Sequence[str], port: int, protocol: asyncio.BufferedProtoc
 async def first_to_connect(
     attempts: Attempts[Address], connect: Callable[[Address], Awaitable[socket.socket]], clock: Callable[[], float]
 ) -> socket.socket:
-    """The first socket that connects; the other attempts are cancelled. Raises the last `OSError` if all fail."""
+    """Returns the first socket that connects, and cancels the other attempts. Raises the last `OSError` if all fail."""
     running: set[asyncio.Future[socket.socket]] = set()
     error: OSError = OSError("the host has no address")
     try:
@@ -119,7 +121,7 @@ async def first_to_connect(
 
 
 async def _cancel(attempts: set[asyncio.Future[socket.socket]]) -> None:
-    """End attempts that are not needed, and close what they opened."""
+    """Cancels attempts and closes the sockets that they opened."""
     for attempt in attempts:
         attempt.cancel()
     for found in await asyncio.gather(*attempts, return_exceptions=True):
@@ -128,7 +130,8 @@ async def _cancel(attempts: set[asyncio.Future[socket.socket]]) -> None:
 
 
 async def _resolve(hosts: Sequence[str], port: int) -> list[Address]:
-    """The addresses of all hosts, in the order of the hosts. Raises what the last host that has none raised."""
+    """Returns the addresses of all hosts, in the order of the hosts. Raises the last host's error if no host has an
+    address."""
     loop = asyncio.get_running_loop()
     answers = await asyncio.gather(
         *(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) for host in hosts), return_exceptions=True

@@ -1,4 +1,4 @@
-"""The hub's client: one method per request, every wait and every answer bounded, no retries inside."""
+"""The hub's client: one method per request; every wait and every reply is bounded; no retries."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from p2psync.membership.records import (
     Join,
     Lease,
     Leave,
-    Measures,
     NodeInfo,
+    NodeStatistics,
     Renew,
     Status,
     View,
     claim_bytes,
 )
 from p2psync.net.addresses import check_url as check_url
-from p2psync.net.dialling import ATTEMPT_DELAY
+from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE_BATCH,
+    MAX_LONG_POLL_SECONDS,
     MAX_MANIFEST_REPLY,
     MAX_PLAN_REPLY,
     MAX_REFUSAL,
     MAX_REPLY,
     MAX_VIEW_REPLY,
-    MAX_WAIT,
     PACKED,
     decode,
     decode_error,
@@ -54,8 +54,8 @@ from p2psync.net.hub_wire import (
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.wire import encode_json
 
-#: What a large body is given beyond the timeout: a second for each of so many bytes.
-_SLOWEST_RATE = 1 << 20
+#: The slowest rate (bytes a second) that a large body may have: one second of extra time for this many bytes.
+_MIN_BYTES_PER_SECOND = 1 << 20
 
 _JSON = {"Content-Type": "application/json"}
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -63,8 +63,8 @@ _NOTHING: Mapping[str, str] = MappingProxyType({})
 T = TypeVar("T")
 
 
-class Answer(NamedTuple):
-    """What a hub answered. retry_after: that header's value, "" without."""
+class HubReply(NamedTuple):
+    """The hub's reply. retry_after: that header's value, "" without it."""
 
     status: int
     body: bytes
@@ -72,18 +72,19 @@ class Answer(NamedTuple):
 
 
 class HubClient:
-    """Speaks to the hub at `url`. An async context manager; to be used on one loop.
+    """Sends requests to the hub at `url`. An async context manager; use it on one loop.
 
-    Every method raises `HubError` when the hub cannot be reached, does not answer in time, or answers what no hub
-    answers; `TrustError` for a wrong join token; and besides these what its own docstring names. Nothing is retried.
+    Every method raises `HubError` when the hub cannot be reached, does not reply in time, or sends a malformed reply;
+    `TrustError` for a wrong join token; and the errors that its own docstring names. Nothing is retried.
     """
 
     def __init__(
         self, url: str, token: str | None = None, timeout: float = 10.0, *, tls: ssl.SSLContext | None = None
     ) -> None:
-        """url: `http://host:port` or `https://host:port`. timeout: seconds for one request, beyond what it waits for.
+        """url: `http://host:port` or `https://host:port`. timeout: seconds for one request, beyond the time that it
+        asks the hub to wait.
 
-        tls: how to check an https hub; None: as the system does. Raises `UsageError` for a malformed url.
+        tls: how to verify an https hub; None: the system's way. Raises `UsageError` for a malformed url.
         """
         self.url = check_url(url)
         self._timeout = timeout
@@ -126,14 +127,14 @@ class HubClient:
         epoch: int = 0,
         waits: str = "",
         fetch_rate: int = 0,
-        measures: Measures | None = None,
+        statistics: NodeStatistics | None = None,
         rejected: str = "",
         limit: float = float("inf"),
     ) -> Lease:
-        """Keep a lease, and say which version is live, and the rest of `Renew` (measures None: as before).
+        """Renews a lease, and reports the live version and the other fields of `Renew` (statistics None: unchanged).
 
-        limit: seconds to wait for the answer, if that is less than the client's timeout. Raises `LeaseError` when the
-        lease has ended: join again.
+        limit: seconds to wait for the reply, if less than the client's timeout. Raises `LeaseError` when the lease has
+        ended: join again.
         """
         body = Renew(
             lease=lease,
@@ -143,7 +144,7 @@ class HubClient:
             epoch=epoch,
             waits=waits,
             fetch_rate=fetch_rate,
-            measures=measures,
+            statistics=statistics,
             rejected=rejected,
         )
         try:
@@ -153,11 +154,11 @@ class HubClient:
             raise HubError(f"the hub at {self.url} did not renew the lease within {limit:.1f} s") from None
 
     async def leave(self, lease: str) -> None:
-        """Give a lease back. Raises `LeaseError` when it has ended before."""
+        """Ends a lease. Raises `LeaseError` when it has ended before."""
         await self.post("/v1/leave", Leave(lease=lease), dict[str, str])
 
     async def challenge(self) -> Challenge:
-        """A nonce for one claim."""
+        """Requests a nonce for one claim."""
         return self._decode(await self.get("/v1/challenge", MAX_REPLY), Challenge, "/v1/challenge")
 
     async def claim(
@@ -170,10 +171,10 @@ class HubClient:
         take_over: bool = False,
         nonce: str = "",
     ) -> Claimed:
-        """Take the run over at `epoch`, signing with `key`.
+        """Takes the run over at `epoch`, signing with `key`.
 
-        take_over: see `Claim`. nonce: of this process's own hub (`HubService.own_nonce`); "": one is asked for. Raises
-        `TrustError` when the hub does not trust the key, `FencedError` when another claim is ahead.
+        take_over: see `Claim`. nonce: of this process's own hub (`HubService.own_nonce`); "": request one. Raises
+        `TrustError` when the hub does not trust the key, `FencedError` when another claim outranks this one.
         """
         nonce = nonce or (await self.challenge()).nonce
         public = key.public_key().public_bytes_raw().hex()
@@ -186,22 +187,20 @@ class HubClient:
         token: str,
         manifests: Sequence[bytes] = (),
         retire: Sequence[str] = (),
-        remark: str = "",
-        beside: Sequence[str] | None = None,
+        note: str = "",
+        co_publishers: Sequence[str] | None = None,
     ) -> int:
-        """Retire ids (hex), then add signed manifests, and tell people the remark; returns the view's revision.
+        """Retires ids (hex), then adds signed manifests, and sets the status note; returns the view's revision.
 
-        beside: see `Announce`.
-
-        Goes in one request, all or nothing, unless the manifests are more than 95 MiB: then in several, in order.
-        Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does not know the
-        token (claim again), `TrustError`, `ReplayError`, `FormatError`, `UsageError` or `BaseMismatchError` for a
-        manifest that is refused, `LineageFullError` when the lineage is full.
+        co_publishers: see `Announce`. Sends one request, all or nothing, unless the manifests exceed 95 MiB: then
+        several, in order. Raises `FencedError` when another trainer has claimed the run, `LeaseError` when the hub does
+        not know the token (claim again), `TrustError`, `ReplayError`, `FormatError`, `UsageError` or
+        `BaseMismatchError` for a manifest that is refused, `LineageFullError` when the lineage is full.
         """
         revision = 0
         for batch in _batches(manifests):
-            theirs = None if beside is None else list(beside)
-            body = Announce(token=token, manifests=batch, retire=list(retire), remark=remark, beside=theirs)
+            nodes = None if co_publishers is None else list(co_publishers)
+            body = Announce(token=token, manifests=batch, retire=list(retire), note=note, co_publishers=nodes)
             retire = ()
             headers = {CLAIM_HEADER: token}
             revision = (await self.post("/v1/announce", body, Announced, headers=headers)).revision
@@ -210,14 +209,13 @@ class HubClient:
     async def view(
         self, instance: str = "", revision: int = -1, wait: float = 0.0, lease: str = "", *, changes: bool = False
     ) -> View:
-        """The view: at once if it differs from `revision` of `instance`, else after a change.
+        """Long-polls the view: returns at once if it differs from `revision` of `instance`, otherwise after a change.
 
-        changes: the hub may tell only what changed since; see `View.since`.
-
-        wait: seconds after which it is given in any case, at most 30. lease: of the asker, if it has one: should it
-        be killed while it waits, the hub makes plans without it.
+        wait: seconds after which the view is returned in any case, at most 30. lease: the caller's lease, if it has
+        one: if the caller is killed while it waits, the hub plans without it. changes: accept only the changes since
+        `revision`; see `View.since`.
         """
-        wait = min(max(wait, 0.0), MAX_WAIT)
+        wait = min(max(wait, 0.0), MAX_LONG_POLL_SECONDS)
         query = {"instance": instance, "revision": str(revision), "wait": f"{wait:.3f}"}
         if lease:
             query["lease"] = lease
@@ -228,25 +226,26 @@ class HubClient:
         return self._decode(unpack(body, MAX_VIEW_REPLY), View, "/v1/view")
 
     async def plan(self, lease: str) -> NodePlan:
-        """The part in the plan of the node that holds `lease`.
+        """Fetches the part of the plan of the node that holds `lease`.
 
-        Raises `LeaseError` when it has ended, `HubError` also when there is no plan yet.
+        Raises `LeaseError` when the lease has ended, `HubError` also when there is no plan yet.
         """
         body = await self.get("/v1/plan", MAX_PLAN_REPLY, query={"lease": lease})
         return self._decode(body, NodePlan, "/v1/plan")
 
     async def manifest(self, manifest_id: str, max_bytes: int = MAX_MANIFEST_REPLY) -> bytes:
-        """A signed manifest of the lineage by its id (hex), unchecked: give it to `open_signed`, and compare its id.
+        """Fetches a signed manifest of the lineage by its id (hex), unverified: pass it to `open_signed`, and compare
+        its id.
 
-        max_bytes: what is taken at most, best the announcement's `manifest_bytes`. Raises `HubError` also when the
-        lineage does not hold it, or not any more.
+        max_bytes: bound on the reply, best the announcement's `manifest_bytes`. Raises `HubError` also when the lineage
+        does not hold the manifest.
         """
         if not manifest_id.isalnum() or not manifest_id.isascii():
             raise UsageError("a manifest's id is 64 hex digits")
         return await self.get(f"/v1/manifests/{manifest_id}", min(max_bytes, MAX_MANIFEST_REPLY))
 
     async def status(self) -> Status:
-        """The view and everyone's age, for people."""
+        """Fetches the view and every member's age, for people."""
         return self._decode(await self.get("/v1/status", MAX_VIEW_REPLY), Status, "/v1/status")
 
     async def get(
@@ -258,7 +257,8 @@ class HubClient:
         headers: dict[str, str] | None = None,
         wait: float = 0.0,
     ) -> bytes:
-        """GET `path`: the answer's body, at most `limit` bytes. wait: seconds the hub may take before it answers."""
+        """GET `path`: returns the reply's body, at most `limit` bytes. wait: seconds that the hub may take before it
+        replies."""
         return await self._request("GET", path, None, query or {}, headers or {}, limit, wait)
 
     async def post(
@@ -271,7 +271,7 @@ class HubClient:
         wait: float = 0.0,
         headers: dict[str, str] | None = None,
     ) -> T:
-        """POST a struct to `path`, and decode the answer as `kind`. limit (bytes) and wait (seconds): as in `get`."""
+        """POST a struct to `path`, and decode the reply as `kind`. limit (bytes) and wait (seconds): as in `get`."""
         body = encode_json(message)
         answer = await self._request("POST", path, body, {}, _JSON | (headers or {}), limit, wait)
         return self._decode(answer, kind, path)
@@ -287,18 +287,19 @@ class HubClient:
         limit: int = MAX_REPLY,
         wait: float = 0.0,
         expect: bool = False,
-    ) -> Answer:
-        """One request and its answer, whatever its status. expect: send the body only once the hub wants it.
+    ) -> HubReply:
+        """Sends one request and returns its reply, whatever its status. expect: send the body only after the hub's `100
+        Continue`.
 
-        Raises `HubError` when there is no answer, or one over `limit` bytes.
+        Raises `HubError` when there is no reply, or one over `limit` bytes.
         """
-        seconds = self._timeout + wait + max(len(body or b""), limit) / _SLOWEST_RATE
+        seconds = self._timeout + wait + max(len(body or b""), limit) / _MIN_BYTES_PER_SECOND
         try:
             async with self._opened().request(
                 method,
                 self.url / path.removeprefix("/"),
                 params=query,
-                data=None if body is None else io.BytesIO(body),  # written piecewise, so the loop goes on
+                data=None if body is None else io.BytesIO(body),  # written in pieces, for the loop
                 headers=headers,
                 allow_redirects=False,
                 expect100=expect,
@@ -314,7 +315,7 @@ class HubClient:
             raise HubError(f"the hub at {self.url} cannot be reached: {_cause(error)}; is it running there?") from None
         if answer is None:
             raise HubError(f"the answer of {self.url} to {path} is over its bound of {limit} bytes; is that a hub?")
-        return Answer(status, answer, response.headers.get("Retry-After", ""))
+        return HubReply(status, answer, response.headers.get("Retry-After", ""))
 
     async def _request(
         self,
@@ -336,7 +337,7 @@ class HubClient:
             connector = aiohttp.TCPConnector(
                 ssl=self._tls if self._tls is not None else True,
                 resolver=_Resolver(),
-                happy_eyeballs_delay=ATTEMPT_DELAY,
+                happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS,
                 interleave=1,
             )
             self._session = aiohttp.ClientSession(
@@ -349,13 +350,13 @@ class HubClient:
 
 
 class _Resolver(aiohttp.ThreadedResolver):
-    """Resolves names also on a machine whose only addresses are those of its loopback, which aiohttp's own asks for
-    no address of (`AI_ADDRCONFIG`)."""
+    """Resolves names also on a machine that has only loopback addresses, where aiohttp's resolver finds none
+    (`AI_ADDRCONFIG`)."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses of a host, in the system's order. Raises `OSError`."""
+        """Returns the addresses of a host, in the system's order. Raises `OSError`."""
         loop = asyncio.get_running_loop()
         found = []
         for kind, _, number, _, address in await loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM):
@@ -371,7 +372,7 @@ class _Resolver(aiohttp.ThreadedResolver):
 
 
 def _cause(error: Exception) -> str:
-    """Why a connection failed, for people: the system's word, without the client library's own."""
+    """Returns why a connection failed, for people: the system's message, without the client library's own."""
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         return f"its certificate is not trusted ({one_line(str(error.certificate_error))})"
     inner = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
@@ -382,15 +383,16 @@ def _cause(error: Exception) -> str:
 
 
 def _batches(manifests: Sequence[bytes]) -> list[list[bytes]]:
-    """In order, as few as possible, each of at most `MAX_ANNOUNCE_BATCH` bytes; one empty batch if there are none."""
+    """Splits manifests, in order, into as few batches as possible of at most `MAX_ANNOUNCE_BATCH` bytes; one empty
+    batch if there are none."""
     batches: list[list[bytes]] = [[]]
-    room = MAX_ANNOUNCE_BATCH
+    left = MAX_ANNOUNCE_BATCH
     for data in manifests:
         if len(data) > MAX_ANNOUNCE_BATCH:
             raise FormatError(f"a manifest of {len(data)} bytes is over the limit of {MAX_ANNOUNCE_BATCH}")
-        if len(data) > room:
+        if len(data) > left:
             batches.append([])
-            room = MAX_ANNOUNCE_BATCH
+            left = MAX_ANNOUNCE_BATCH
         batches[-1].append(data)
-        room -= len(data)
+        left -= len(data)
     return batches

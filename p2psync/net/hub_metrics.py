@@ -1,4 +1,4 @@
-"""What the hub counts, for Prometheus. Gauges are read from the core when they are asked for."""
+"""The hub's Prometheus metrics. Gauges are read from the core when they are scraped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2psync.membership.hub import HubCore
 
 
 class HubMetrics:
-    """A registry of its own for one hub; other rooms of the same process may add theirs to `registry`."""
+    """One hub's registry; other packages of the same process may add their metrics to `registry`."""
 
     def __init__(self, core: HubCore) -> None:
         self.registry = CollectorRegistry()
@@ -29,7 +29,7 @@ class HubMetrics:
         self._requests.labels(route, str(status)).inc()
 
     def text(self) -> bytes:
-        """The exposition that Prometheus reads."""
+        """Returns the exposition that Prometheus reads."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""The hub's routes: each decodes a bounded request, asks the core, and encodes its answer."""
+"""The hub's routes: each decodes a bounded request, calls the core, and encodes the reply."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from msgspec import structs
 
 from p2psync.errors import FormatError, P2PSyncError
 from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave
-from p2psync.membership.renewal import read as read_renewal
+from p2psync.membership.renewal import parse_renewal
 from p2psync.net import tcp
 from p2psync.net.addresses import address_of, further_hosts
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
     MAX_CLAIMANT_ANNOUNCE,
+    MAX_LONG_POLL_SECONDS,
     MAX_REQUEST,
-    MAX_WAIT,
     PACKED,
     NotFoundError,
     TokenError,
@@ -38,17 +38,17 @@ from p2psync.protocol.wire import encode_json
 if TYPE_CHECKING:
     from p2psync.net.hub import HubService
 
-#: A request's body must be here after this long, plus one second for each of so many bytes of its bound.
+#: Seconds in which a request's body must arrive, plus one second for this many bytes of its bound.
 _BODY_SECONDS = 20.0
-_BODY_RATE = 1 << 20
-#: Open to anyone: it tells only that the hub lives.
+_BODY_BYTES_PER_SECOND = 1 << 20
+#: Paths that need no join token: they tell only that the hub is alive.
 _OPEN_PATHS = frozenset({"/healthz"})
 
 T = TypeVar("T")
 
 
 async def read_json(request: web.Request, kind: type[T], limit: int = MAX_REQUEST) -> T:
-    """The request's body as `kind`. Raises `FormatError` if it is anything else, late, or over `limit` bytes."""
+    """Decodes the request's body as `kind`. Raises `FormatError` if it is malformed, late, or over `limit` bytes."""
     if (request.content_length or 0) > limit:
         raise TooLargeError(f"a body of {request.content_length} bytes; at most {limit} are taken here")
     body, trouble = await _read_beginning(request, limit)
@@ -58,10 +58,10 @@ async def read_json(request: web.Request, kind: type[T], limit: int = MAX_REQUES
 
 
 async def _read_beginning(request: web.Request, limit: int) -> tuple[bytes, FormatError | None]:
-    """The body, or its first bytes and why there is no more of it: it is late, or over `limit` bytes."""
+    """Returns the body, or its first bytes and why the rest is missing: it is late, or over `limit` bytes."""
     body = bytearray()
     try:
-        async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_RATE):
+        async with asyncio.timeout(_BODY_SECONDS + limit / _BODY_BYTES_PER_SECOND):
             async for piece in request.content.iter_any():
                 body += piece
                 if len(body) > limit:
@@ -72,12 +72,12 @@ async def _read_beginning(request: web.Request, limit: int) -> tuple[bytes, Form
 
 
 def reply_json(answer: object) -> web.Response:
-    """`answer`, a typed struct, as a JSON response."""
+    """Returns `answer`, a typed struct, as a JSON response."""
     return web.Response(body=encode_json(answer), content_type="application/json")
 
 
 def add_routes(app: web.Application, hub: HubService) -> None:
-    """Put the hub's routes and middlewares on `app`; the middlewares hold for every route that is added later, too."""
+    """Adds the hub's routes and middlewares to `app`; the middlewares also cover every route that is added later."""
     app.middlewares.extend([_answering(hub), _guarding(hub)])
     routes = _Routes(hub)
     app.add_routes(
@@ -113,10 +113,10 @@ class _Routes:
         return self._lease_reply(lease)
 
     async def renew(self, request: web.Request) -> web.Response:
-        told = read_renewal(*await _read_beginning(request, MAX_REQUEST))
-        granted = self._hub.core.renew(told, now=self._hub.now())
-        self._hub.renewed(told.lease)
-        return self._lease_reply(told.lease, granted.refused)
+        renewal = parse_renewal(*await _read_beginning(request, MAX_REQUEST))
+        granted = self._hub.core.renew(renewal, now=self._hub.now())
+        self._hub.renewed(renewal.lease)
+        return self._lease_reply(renewal.lease, granted.refused)
 
     async def leave(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Leave)
@@ -146,7 +146,7 @@ class _Routes:
     async def view(self, request: web.Request) -> web.Response:
         query = request.query
         revision = _number(query.get("revision", "-1"), "revision")
-        wait = min(MAX_WAIT, _number(query.get("wait", "0"), "wait"))
+        wait = min(MAX_LONG_POLL_SECONDS, _number(query.get("wait", "0"), "wait"))
         packed = PACKED in request.headers.get("Accept-Encoding", "")
         if wait and request.transport is not None:
             tcp.keep_awake(request.transport.get_extra_info("socket"))
@@ -180,9 +180,10 @@ class _Routes:
 
 
 def _seen_host(request: web.Request) -> str:
-    """The host that a request came from: mapped IPv4 as IPv4, a link-local address with the interface of this machine.
+    """Returns the host that a request came from: mapped IPv4 as IPv4, a link-local address with this machine's
+    interface.
 
-    Who comes over the loopback runs beside the hub, and is reached where the hub is.
+    A request over the loopback comes from the hub's own machine, and the node is reached where the hub is.
     """
     peer = request.transport.get_extra_info("peername") if request.transport is not None else None
     if not isinstance(peer, tuple):
@@ -208,7 +209,7 @@ def _number(text: str, name: str) -> float:
 
 
 def _answering(hub: HubService) -> Middleware:
-    """Turns errors into their answers, and counts all answers."""
+    """Turns errors into replies, and counts all replies."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -229,13 +230,13 @@ def _answering(hub: HubService) -> Middleware:
 
 
 def _guarding(hub: HubService) -> Middleware:
-    """Lets only those pass who bear the join token, if there is one."""
+    """Admits only requests with the join token, if there is one."""
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         if hub.token is not None and request.path not in _OPEN_PATHS:
-            borne = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-            if not hmac.compare_digest(borne, f"Bearer {hub.token}".encode()):
+            presented = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(presented, f"Bearer {hub.token}".encode()):
                 raise TokenError("the join token is missing or wrong; ask the one who runs the hub for it")
         return await handler(request)
 

@@ -1,7 +1,7 @@
-"""How the hub's HTTP service and its clients write requests, answers and errors: JSON by msgspec, bytes as base64.
+"""Encodes and decodes requests, replies and errors of the hub's HTTP service: JSON by msgspec, bytes as base64.
 
-Views go packed to whoever takes them so: base64 and the hex digits of ids and digests shrink by half, and what every
-node waits for fits into the first flight of an idle connection.
+Views are compressed for clients that accept it: base64 and the hex digits of ids and digests shrink by half, so that
+the view that every node waits for fits into the initial congestion window of an idle connection.
 """
 
 from __future__ import annotations
@@ -15,31 +15,31 @@ import zstandard
 
 from p2psync import errors
 from p2psync.errors import FormatError, HubError, P2PSyncError, TrustError
-from p2psync.membership.records import Refusal
+from p2psync.membership.records import ErrorReply
 from p2psync.protocol.manifest import MAX_BODY_BYTES
 from p2psync.protocol.wire import decode_json, encode_json
 
-#: Bodies of requests that have no larger bound of their own (bytes).
+#: Bound on request bodies without a bound of their own (bytes).
 MAX_REQUEST = 64 << 10
-#: An announcement from anyone; and from the claimant, which names itself by its token in `CLAIM_HEADER`.
+#: Bound on an announcement from anyone; and from the claimant, which sends its token in `CLAIM_HEADER`.
 MAX_ANNOUNCE = 1 << 20
 MAX_CLAIMANT_ANNOUNCE = 128 << 20
-#: Answers: a view of 16,384 members and a full lineage fits.
+#: Bounds on replies: a view of 16,384 members and a full lineage fits.
 MAX_REPLY = 64 << 10
 MAX_REFUSAL = 8 << 10
 MAX_VIEW_REPLY = 32 << 20
 MAX_PLAN_REPLY = 4 << 20
 MAX_MANIFEST_REPLY = MAX_BODY_BYTES
-#: Raw bytes of manifests that one request may carry: what is left of its bound after base64.
+#: Raw bytes of manifests in one request: its bound less the overhead of base64.
 MAX_ANNOUNCE_BATCH = MAX_CLAIMANT_ANNOUNCE // 4 * 3 - (64 << 10)
-#: A long-poll is answered after this long at the latest (seconds).
-MAX_WAIT = 30.0
+#: Longest wait of a long poll (seconds).
+MAX_LONG_POLL_SECONDS = 30.0
 CLAIM_HEADER = "P2PSync-Claim"
-#: The content encoding of packed answers.
+#: The content encoding of packed replies.
 PACKED = "zstd"
 T = TypeVar("T")
 
-#: One line of an error, in characters.
+#: Characters of an error's line.
 _MAX_MESSAGE = 500
 
 _STATUS: dict[type[P2PSyncError], HTTPStatus] = {
@@ -76,21 +76,21 @@ _STATUS_HERE: dict[type[P2PSyncError], HTTPStatus] = {
 
 
 def status_of(error: P2PSyncError) -> HTTPStatus:
-    """The HTTP status that an error is answered with."""
+    """Returns the HTTP status of the reply to an error."""
     known = _STATUS | _STATUS_HERE
     return next((known[kind] for kind in type(error).__mro__ if kind in known), HTTPStatus.CONFLICT)
 
 
 def encode_error(error: P2PSyncError) -> bytes:
-    """The body that an error is answered with."""
+    """Returns the body of the reply to an error."""
     kind = next((kind for kind in type(error).__mro__ if kind in _STATUS), HubError)
-    return encode_json(Refusal(error=kind.__name__, message=one_line(str(error))))
+    return encode_json(ErrorReply(error=kind.__name__, message=one_line(str(error))))
 
 
 def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
-    """The exception that an answer with an error status stands for; `HubError` when no hub wrote it."""
+    """Returns the exception that a reply with an error status stands for; `HubError` if no hub wrote it."""
     try:
-        refusal = decode_json(body, Refusal)
+        refusal = decode_json(body, ErrorReply)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         refusal = None
     kind = None if refusal is None else _KINDS.get(refusal.error)
@@ -100,20 +100,20 @@ def decode_error(body: bytes, status: int, url: str) -> P2PSyncError:
 
 
 def decode(body: bytes, kind: type[T], what: str, refusal: type[P2PSyncError] = FormatError) -> T:
-    """Decode JSON. Raises `refusal` in one line that names `what`."""
+    """Decodes JSON. Raises `refusal`, one line that names `what`."""
     try:
         return decode_json(body, kind)
     except (msgspec.MsgspecError, FormatError, UnicodeDecodeError, RecursionError) as error:
-        raise refusal(one_line(f"{what} is not what it should be: {error}")) from None
+        raise refusal(one_line(f"{what} is malformed: {error}")) from None
 
 
 def pack(body: bytes) -> bytes:
-    """`body`, packed."""
+    """Compresses a body with zstd."""
     return zstandard.ZstdCompressor(level=3).compress(body)
 
 
 def unpack(body: bytes, limit: int) -> bytes:
-    """What was packed, or the body itself if it was not. Raises `HubError` if it is damaged or over `limit` bytes."""
+    """Decompresses a packed body; returns any other unchanged. Raises `HubError` if damaged or over `limit` bytes."""
     if not body.startswith(zstandard.FRAME_HEADER):
         return body
     try:
@@ -125,7 +125,7 @@ def unpack(body: bytes, limit: int) -> bytes:
 
 
 async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None:
-    """All bytes of a body, None as soon as there are more than `limit`."""
+    """Returns all bytes of a body, None as soon as there are more than `limit`."""
     parts: list[bytes] = []
     size = 0
     async for chunk in chunks:
@@ -137,6 +137,6 @@ async def read_bounded(chunks: AsyncIterable[bytes], limit: int) -> bytes | None
 
 
 def one_line(text: str) -> str:
-    """`text` with everything unprintable as a space, cut to a line's length."""
+    """Returns `text` with unprintable characters as spaces, cut to a line's length."""
     flat = "".join(c if c.isprintable() else " " for c in text[: 2 * _MAX_MESSAGE])
     return " ".join(flat.split())[:_MAX_MESSAGE]

@@ -12,27 +12,26 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from p2psync.errors import P2PSyncError
-from p2psync.net.addresses import ALL_IPV4, UNKNOWN_HOST, address_of, beside_port, is_announceable, url_of
+from p2psync.net.addresses import ALL_IPV4, UNKNOWN_HOST, address_of, host_and_port, is_announceable, url_of
 
-#: Connections that wait to be accepted.
+#: Connections that may wait to be accepted.
 BACKLOG = 1024
-#: How often a free port of all addresses of a host is looked for: another process may take it between two binds.
+#: Attempts to find a port that is free at all addresses of a host: another process may take it between two binds.
 _PORT_TRIES = 16
-#: Errors of an address that this machine does not have, or of a family that it does not speak.
+#: Errors for an address that this machine does not have, or a family that it does not support.
 _MISSING = frozenset({errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL})
-#: Documentation addresses (RFC 5737, RFC 3849), at which nobody answers: the kernel tells which of its own addresses
-#: it would use towards them. Nothing is sent.
+#: Documentation addresses (RFC 5737, RFC 3849), which nobody has: the kernel names the own address that it would use
+#: towards them. Nothing is sent.
 _ELSEWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
-#: Linux: the address of an interface.
+#: Linux ioctl: the IPv4 address of an interface.
 _SIOCGIFADDR = 0x8915
 
 
 async def open_listeners(host: str, port: int, change: str = "--port") -> list[socket.socket]:
-    """Listening sockets for a host, all at one port (0: any free one).
+    """Opens listening sockets for a host, all at one port (0: any free one).
 
-    host: "" for every address of both families: one socket takes both, where the machine has IPv6. A name is listened
-    to at each of its addresses that this machine has. Raises `P2PSyncError` that says what to change, by an option's
-    name.
+    host: "" for every address of both families: one socket serves both where the machine has IPv6. A name is listened
+    to at each of its addresses that this machine has. Raises `P2PSyncError` that names the option (`change`) to change.
     """
     try:
         if not host:
@@ -46,7 +45,7 @@ async def open_listeners(host: str, port: int, change: str = "--port") -> list[s
 
 
 def _listen_everywhere(port: int) -> socket.socket:
-    """One socket for both families; for IPv4 alone where the machine speaks no IPv6."""
+    """Opens one socket for both families; for IPv4 alone where the machine has no IPv6."""
     try:
         return _listen(socket.AF_INET6, ("::", port), dual=True)
     except OSError as error:
@@ -56,7 +55,7 @@ def _listen_everywhere(port: int) -> socket.socket:
 
 
 def _listen_together(addresses: Sequence[tuple[socket.AddressFamily, tuple[object, ...]]]) -> list[socket.socket]:
-    """A socket at each address that this machine has, all at the port that the first of them gets."""
+    """Opens a socket at each address that this machine has, all at the port that the first of them gets."""
     for attempt in range(_PORT_TRIES):
         sockets: list[socket.socket] = []
         missing: OSError | None = None
@@ -105,12 +104,12 @@ def _cannot_listen(host: str, port: int, error: OSError | UnicodeError, change: 
     remedy = f"choose another port with {change}, or another address"
     if not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno in _MISSING:
         remedy = "give an address of this machine with --host"
-    return P2PSyncError(f"cannot listen on {beside_port(host or '*', port)}: {reason}; {remedy}")
+    return P2PSyncError(f"cannot listen on {host_and_port(host or '*', port)}: {reason}; {remedy}")
 
 
 def own_addresses() -> list[str]:
-    """The addresses of this machine that others may reach it by, IPv4 first: that of the default route of each family,
-    and, where a family has no such route, the first one of an interface. Nothing is sent."""
+    """Returns the addresses at which others may reach this machine, IPv4 first: that of each family's default route,
+    or, without such a route, the first one of an interface. Nothing is sent."""
     found = []
     for elsewhere, family in _ELSEWHERE:
         candidates = [_towards(elsewhere, family), *_of_interfaces(family)]
@@ -121,9 +120,9 @@ def own_addresses() -> list[str]:
 
 
 def reachable_host(host: str, advertised: tuple[str, ...] = ()) -> str:
-    """The host by which others reach a server that listens on `host`; "" where this machine cannot tell.
+    """Returns the host at which others reach a server that listens on `host`; "" if this machine does not know it.
 
-    advertised: what the user says of it, which goes first.
+    advertised: the user's own addresses, which take precedence.
     """
     if advertised:
         return advertised[0]
@@ -135,15 +134,16 @@ def reachable_host(host: str, advertised: tuple[str, ...] = ()) -> str:
 
 
 def printed_hub_url(host: str, advertised: tuple[str, ...], port: int) -> str:
-    """The URL of a hub as people are shown it: one that others can use, or a placeholder that says so."""
+    """Returns the hub's URL for people: one that other machines can use, or one with a placeholder."""
     return url_of(reachable_host(host, advertised) or UNKNOWN_HOST, port)
 
 
-def announce(host: str, advertised: tuple[str, ...], otherwise: str = "") -> tuple[str, tuple[str, ...]]:
-    """What a node tells of its hosts: (`NodeInfo.host`, `NodeInfo.further`).
+def announced_hosts(host: str, advertised: tuple[str, ...], otherwise: str = "") -> tuple[str, tuple[str, ...]]:
+    """Returns the hosts that a node announces: (`NodeInfo.host`, `NodeInfo.further`).
 
-    host: where it listens. advertised: what the user says. otherwise: the host where the user says nothing; "" has the
-    hub tell which address it sees, and keep of this machine's own ones what is of use beside it.
+    host: where the node listens. advertised: the user's own addresses. otherwise: the host if the user gives none; ""
+    makes the hub fill in the address that it sees, and keep those of this machine's addresses that peers can use in
+    addition.
     """
     if advertised:
         return advertised[0], advertised[1:]
@@ -151,7 +151,7 @@ def announce(host: str, advertised: tuple[str, ...], otherwise: str = "") -> tup
 
 
 def local_host(host: str) -> str:
-    """The host by which this machine itself reaches a server that listens on `host`."""
+    """Returns the host at which this machine itself reaches a server that listens on `host`."""
     if host and host not in ALL_IPV4:
         return host
     return "127.0.0.1" if host or _has("127.0.0.1", socket.AF_INET) else "::1"
@@ -166,7 +166,8 @@ def _has(host: str, family: socket.AddressFamily) -> bool:
 
 
 def _towards(elsewhere: str, family: socket.AddressFamily) -> str:
-    """The own address that the kernel uses towards another one; "" if there is no way. Connecting UDP sends nothing."""
+    """Returns the own address that the kernel uses towards another one; "" without a route. Connecting UDP sends
+    nothing."""
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_DGRAM)) as trial:
         trial.connect((elsewhere, 9))
         return str(trial.getsockname()[0])
@@ -174,7 +175,7 @@ def _towards(elsewhere: str, family: socket.AddressFamily) -> str:
 
 
 def _of_interfaces(family: socket.AddressFamily) -> list[str]:
-    """The addresses of this machine's interfaces, in the kernel's order; none where it does not tell."""
+    """Returns the addresses of this machine's interfaces, in the kernel's order; none where it does not list them."""
     if family == socket.AF_INET6:
         return _of_interfaces_v6()
     found = []

@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from p2psync.membership.records import Measures, NodeInfo
+from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.net import tcp
 from p2psync.net.junk import JunkPumps
 from p2psync.net.paces import Paces
@@ -75,7 +75,7 @@ class Measuring:
         *,
         streams: int,
         congestion: str,
-        on_measures: Callable[[Measures], None] = lambda measures: None,
+        on_measures: Callable[[NodeStatistics], None] = lambda statistics: None,
         on_connections: Callable[[str, int], None] = lambda peer, count: None,
         on_pace: Callable[[float], bool] = lambda rate: False,
         others_fetch: Callable[[], bool] = lambda: False,
@@ -110,7 +110,7 @@ class Measuring:
         self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
         self.junk_received = 0
-        self._measures = Measures()
+        self._statistics = NodeStatistics()
         #: Bytes a second that the plan has this node send to each child; None: no plan.
         self._planned: dict[str, float] | None = None
         self._ticked_at = self._tended_at = 0.0
@@ -309,10 +309,10 @@ class Measuring:
         self._tell()
 
     def _tell(self) -> None:
-        measures = self.gauges.measures(down_sure=not self._config.probe or self._prober.down_sure)
-        if measures is not self._measures:
-            self._measures = measures
-            self._on_measures(measures)
+        statistics = self.gauges.statistics(down_sure=not self._config.probe or self._prober.down_sure)
+        if statistics is not self._statistics:
+            self._statistics = statistics
+            self._on_measures(statistics)
 
     def _expect(self) -> None:
         """A way on which connections are still lacking gives as much less than the plan has for it."""

@@ -19,7 +19,7 @@ import numpy as np
 from p2psync.engines.base import ChunkBytes, Engine
 from p2psync.errors import LeaseError, P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
-from p2psync.membership.records import HUB_HOST, Measures, NodeInfo, View
+from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, View
 from p2psync.net import tcp
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
@@ -27,8 +27,8 @@ from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
     Event,
-    HubAway,
     HubJoined,
+    HubUnreachable,
     Note,
     PeerBanned,
     PeerDown,
@@ -64,7 +64,7 @@ VIEW_WAIT = 20.0
 #: Manifests up to this size (bytes) are read on the loop: a thousand chunks of a model of hundreds of tensors.
 SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
-SAY_AGAIN = 60.0
+REPEAT_DIAGNOSTIC_SECONDS = 60.0
 #: A chunk is hashed again before it is sent if that was last done so long ago (seconds): rot is rare, and hashing takes
 #: some milliseconds a chunk.
 DOUBT_EVERY = 300.0
@@ -381,7 +381,7 @@ class NodeRunner:
     def _emit_once(self, event: Event, about: str = "") -> None:
         """Tell of it unless the same was told just now."""
         now, name = self._loop.time(), about or event.line()
-        self._troubles = {told: at for told, at in self._troubles.items() if now - at < SAY_AGAIN}
+        self._troubles = {told: at for told, at in self._troubles.items() if now - at < REPEAT_DIAGNOSTIC_SECONDS}
         if name not in self._troubles:
             self._troubles[name] = now
             self._emit(event)
@@ -420,9 +420,9 @@ class NodeRunner:
         self.measuring.dial_failed(name)
         self._kick()
 
-    def _measured(self, measures: Measures) -> None:
+    def _measured(self, statistics: NodeStatistics) -> None:
         # Told to the hub with the next renewal; at once, if it matters to plans.
-        self.core.membership.measures = measures
+        self.core.membership.statistics = statistics
         self._kick()
 
     # ---- chunks ----------------------------------------------------------------------------------------------------
@@ -544,7 +544,7 @@ class NodeRunner:
                     epoch=request.epoch,
                     waits=request.waits,
                     fetch_rate=request.fetch_rate,
-                    measures=request.measures,
+                    statistics=request.statistics,
                     rejected=request.rejected,
                     limit=call.limit,
                 )
@@ -579,7 +579,7 @@ class NodeRunner:
         if isinstance(call, CallPlan):
             self.trouble(f"going on without this node's part of the plan: {error}")
         elif not self._hub_away:
-            self._emit(HubAway(f"{error}; carrying on with the peers at hand"))
+            self._emit(HubUnreachable(f"{error}; carrying on with the peers at hand"))
         self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 

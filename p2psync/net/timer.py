@@ -6,33 +6,33 @@ import asyncio
 from collections.abc import Callable
 
 
-class Alarm:
-    """Calls `ring` on the running loop when `clock` reaches a deadline (both in seconds).
+class Timer:
+    """Calls `callback` on the running loop when `clock` reaches a deadline (both in seconds).
 
-    Deadlines that move later cost nothing: the alarm rings at the earlier time, and is then set anew.
+    Moving a deadline later costs nothing: the timer fires at the earlier time, and is then set again.
     """
 
-    def __init__(self, clock: Callable[[], float], ring: Callable[[], None]) -> None:
+    def __init__(self, clock: Callable[[], float], callback: Callable[[], None]) -> None:
         self._clock = clock
-        self._ring = ring
+        self._callback = callback
         self._handle: asyncio.TimerHandle | None = None
         self._when = 0.0
 
     def set(self, when: float | None) -> None:
-        """Ring at `when` or, if set earlier before, then. None leaves it as it is."""
+        """Fires at `when`, or at an earlier time that was set before. None changes nothing."""
         if when is None or (self._handle is not None and self._when <= when):
             return
         self.cancel()
         self._when = when
         delay = max(0.0, when - self._clock())
-        self._handle = asyncio.get_running_loop().call_later(delay, self._rung)
+        self._handle = asyncio.get_running_loop().call_later(delay, self._fire)
 
     def cancel(self) -> None:
-        """Do not ring."""
+        """Cancels the timer."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
-    def _rung(self) -> None:
+    def _fire(self) -> None:
         self._handle = None
-        self._ring()
+        self._callback()

@@ -1,35 +1,37 @@
-"""What a daemon tells of itself: typed events, and the one line that each is for people."""
+"""The typed events of a daemon, and the line that each shows to people."""
 
 from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
 
 from p2psync.membership.runs import run_name, short_run
 
-#: Bytes below which a part of what was fetched is not told: it would be shown as 0.0 MB.
+#: Smallest part of the fetched bytes that `Committed` names: a smaller one would show as 0.0 MB.
 _SHOWN_BYTES = 50_000
+
+#: How urgent an event is. info: normal operation. warning: needs attention. error: the daemon cannot go on.
+Severity: TypeAlias = Literal["info", "warning", "error"]
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
-    """Base of all events. `line()` is what a terminal or a log shows; a severity of "warning" asks for attention."""
+    """Base of all events. `line()` is the text for a terminal or a log.
+
+    severity: a constant of each class, "info" unless it says otherwise.
+    """
+
+    severity: ClassVar[Severity] = "info"
 
     def line(self) -> str:
         """One line for people."""
         raise NotImplementedError
 
-    @property
-    def severity(self) -> str:
-        """ "info" or "warning"."""
-        return "info"
-
 
 class Warned(Event, frozen=True):
     """Base of the events that ask for attention."""
 
-    @property
-    def severity(self) -> str:
-        """ "warning"."""
-        return "warning"
+    severity: ClassVar[Severity] = "warning"
 
 
 class HubJoined(Event, frozen=True):
@@ -42,8 +44,8 @@ class HubJoined(Event, frozen=True):
         return f"joined the hub at {self.url}"
 
 
-class HubAway(Warned, frozen=True):
-    """The hub cannot be reached; told once until it is back."""
+class HubUnreachable(Warned, frozen=True):
+    """The hub cannot be reached; emitted once until it is back."""
 
     message: str
 
@@ -55,7 +57,8 @@ class HubAway(Warned, frozen=True):
 class RunRefused(Warned, frozen=True):
     """The hub offers a run, or an epoch of it, that this node does not follow; see `p2psync.membership.runs`.
 
-    run, epoch: what is offered. live: the run that this node is at. reason: older, fenced or other.
+    run, epoch: those offered. live: the run of this node's live version. reason: older, fenced or other. message: the
+    line for people.
     """
 
     run: str
@@ -70,7 +73,7 @@ class RunRefused(Warned, frozen=True):
 
 
 class RunChanged(Event, frozen=True):
-    """A version of another run than before is live."""
+    """A version of another run became live. before: the earlier run."""
 
     run: str
     before: str
@@ -81,7 +84,7 @@ class RunChanged(Event, frozen=True):
 
 
 class PeerUp(Event, frozen=True):
-    """A peer is connected."""
+    """A peer connected."""
 
     peer: str
     region: str
@@ -92,7 +95,7 @@ class PeerUp(Event, frozen=True):
 
 
 class PeerDown(Event, frozen=True):
-    """A peer is gone."""
+    """A peer disconnected."""
 
     peer: str
 
@@ -102,7 +105,7 @@ class PeerDown(Event, frozen=True):
 
 
 class PeerBanned(Warned, frozen=True):
-    """A peer sent what the manifest does not sign."""
+    """A peer was banned for data that the manifest does not sign."""
 
     peer: str
     reason: str
@@ -113,7 +116,7 @@ class PeerBanned(Warned, frozen=True):
 
 
 class Fetching(Event, frozen=True):
-    """A way to a version was chosen. payload_bytes: of the chunks still to be had from peers."""
+    """The node chose a path to a version and fetches it. payload_bytes: of the chunks that peers must still send."""
 
     version: int
     steps: int
@@ -122,18 +125,18 @@ class Fetching(Event, frozen=True):
 
     def line(self) -> str:
         """One line for people."""
-        way = "an anchor" if self.anchor else "a delta"
+        first = "an anchor" if self.anchor else "a delta"
         more = f" and {self.steps - 1} more" if self.steps > 1 else ""
-        return f"fetching version {self.version} by {way}{more}, {self.payload_bytes / 1e6:.1f} MB"
+        return f"fetching version {self.version} by {first}{more}, {self.payload_bytes / 1e6:.1f} MB"
 
 
 class Committed(Event, frozen=True):
-    """A version is live.
+    """A version became live.
 
-    steps: manifests on the way to it, from version `since` on; None: the first is an anchor. changed, total: units that
-    the deltas among them change, and units that they are of, each summed over the deltas; of an anchor that is alone,
-    its own. payload_bytes: of the chunks that the way needs. fetched_bytes: of the chunks that peers sent since the
-    commit before; wasted_bytes of them came twice, too late or damaged. seconds: since the way was chosen.
+    steps: manifests on the path to it, from version `since` on; None: the first is an anchor. changed, total: units
+    that the path's deltas change, and units that they cover, each summed over the deltas; of an anchor alone, its own.
+    payload_bytes: of the chunks that the path needs. fetched_bytes: of the chunks that peers sent since the commit
+    before; wasted_bytes of them were duplicate, late or damaged. seconds: since the path was chosen. at: Unix seconds.
     """
 
     version: int
@@ -152,17 +155,17 @@ class Committed(Event, frozen=True):
 
     @property
     def share(self) -> float:
-        """The part of its units that a delta of the way changes, on average; 0 to 1."""
+        """The share of its units that a delta of the path changes, on average; 0 to 1."""
         return self.changed / self.total if self.total else 0.0
 
     def line(self) -> str:
         """One line for people."""
         return (
-            f"version {self.version} is live ({self._way()}, {self._bytes()}, {self.seconds:.2f} s, "
+            f"version {self.version} is live ({self._path()}, {self._bytes()}, {self.seconds:.2f} s, "
             f"pause {1e3 * self.pause_seconds:.1f} ms, digest {self.digest[:12]})"
         )
 
-    def _way(self) -> str:
+    def _path(self) -> str:
         deltas = self.steps - (self.since is None)
         percent = f"{100 * self.share:.2f} %"
         if not self.total:
@@ -174,19 +177,21 @@ class Committed(Event, frozen=True):
         return f"{percent} changed" + (f" since version {self.since}" if self.version > self.since + 1 else "")
 
     def _bytes(self) -> str:
-        """What was fetched, and why it is more than the way needs."""
+        """What was fetched, and why it exceeds what the path needs."""
         useful = self.fetched_bytes - self.wasted_bytes
         surplus = [
             (self.wasted_bytes, "came twice or too late"),
             (max(0, useful - self.payload_bytes), "of other versions"),
         ]
-        told = [f"{_mb(size)} {why}" for size, why in surplus if size >= _SHOWN_BYTES]
-        return f"{_mb(self.fetched_bytes)} fetched" + (f", of it {' and '.join(told)}" if told else "")
+        parts = [f"{_mb(size)} {why}" for size, why in surplus if size >= _SHOWN_BYTES]
+        return f"{_mb(self.fetched_bytes)} fetched" + (f", of it {' and '.join(parts)}" if parts else "")
 
 
 class Published(Event, frozen=True):
-    """The trainer made a version durable and announced it. at: Unix seconds. checkpoint: the path that it was read
-    from; "" if it was read from no file."""
+    """The trainer made a version durable and announced it.
+
+    at: Unix seconds. checkpoint: the path that the version was read from; "" if it was read from no file.
+    """
 
     version: int
     digest: str
@@ -212,8 +217,11 @@ class Published(Event, frozen=True):
 
 
 class Watching(Event, frozen=True):
-    """The trainer watches a directory. checkpoint: what the live version was read from, "" if that is not known.
-    version: the live one; None before the first."""
+    """The trainer watches a directory.
+
+    checkpoint: the path that the live version was read from, "" if unknown. version: the live one; None before the
+    first.
+    """
 
     directory: str
     checkpoint: str
@@ -227,7 +235,10 @@ class Watching(Event, frozen=True):
 
 
 class ProfileChosen(Event, frozen=True):
-    """Deltas are coded in this profile from now on. seconds: expected until the last commit, by profile."""
+    """The trainer codes deltas in this profile from now on.
+
+    seconds: predicted time until the last commit, by profile.
+    """
 
     profile: str
     why: str
@@ -238,10 +249,10 @@ class ProfileChosen(Event, frozen=True):
         return f"publishing in profile {self.profile}: {self.why}"
 
 
-class ActorsElsewhere(Warned, frozen=True):
-    """So many actors are at a newer run than this trainer's, or at a later epoch of it: they do not take its versions.
+class ActorsOnNewerRun(Warned, frozen=True):
+    """Some actors run a newer run than this trainer's, or a later epoch of it, and reject its versions.
 
-    run, epoch: theirs. own: the trainer's run.
+    actors: how many. run, epoch: theirs. own, own_epoch: the trainer's.
     """
 
     actors: int
@@ -264,8 +275,11 @@ class ActorsElsewhere(Warned, frozen=True):
         )
 
 
-class Unlike(Warned, frozen=True):
-    """A version has few tensors in common with its base: shared of `tensors`, and bytes of them."""
+class FewTensorsShared(Warned, frozen=True):
+    """A version shares few tensors with its base.
+
+    shared of `tensors` are common to both, shared_bytes of `total_bytes`.
+    """
 
     version: int
     base: int
@@ -285,7 +299,10 @@ class Unlike(Warned, frozen=True):
 
 
 class Squashed(Event, frozen=True):
-    """A chain of deltas was squashed into one, for members that are behind. chain_bytes: of the chunks of the chain."""
+    """The trainer squashed a chain of deltas into one, for members that are behind.
+
+    chain_bytes: bytes of the chain's chunks.
+    """
 
     base: int
     version: int
@@ -305,7 +322,7 @@ class Squashed(Event, frozen=True):
 
 
 class Trouble(Warned, frozen=True):
-    """Something failed; what was live stays live, and it will be tried again where that makes sense."""
+    """An operation failed; the live version stays live, and the node retries where that can help."""
 
     message: str
 
@@ -315,7 +332,7 @@ class Trouble(Warned, frozen=True):
 
 
 class Note(Event, frozen=True):
-    """Something worth a line."""
+    """A notable event without a type of its own."""
 
     message: str
 
@@ -329,7 +346,7 @@ def _from(checkpoint: str) -> str:
 
 
 def _deltas(count: int, percent: str) -> str:
-    """How many deltas, and what each of them changes."""
+    """The number of deltas, and the share that each changes."""
     if count == 1:
         return f"a delta of {percent} changed"
     return f"{count} deltas of {percent} changed each on average"

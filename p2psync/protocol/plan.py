@@ -1,8 +1,8 @@
-"""A node's part of the plan: its places in weighted spanning trees, and the assignment of chunks to trees.
+"""A node's part of the plan: its positions in weighted spanning trees, and the assignment of chunks to trees.
 
 A plan is a few spanning trees over the nodes, rooted at the publisher, each with a share of the chunks. In each tree a
-node has one parent, from which it gets that tree's chunks first, and children, to which it forwards them. Every node
-knows the shares, so all nodes assign chunks to trees alike, for any number of chunks, without messages.
+node has one parent, from which it should get that tree's chunks first, and children that it should serve. Every node
+knows the shares, so all assign chunks to trees alike, for any number of chunks, without communication.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from numpy.typing import NDArray
 
 from p2psync.errors import FormatError
 
-#: Trees of a plan, and children of a node in one tree, that a receiver accepts.
+#: Bounds that a receiver of a plan checks: trees, and children of a node in one tree.
 MAX_TREES = 256
 MAX_CHILDREN = 1024
-#: Mbit/s of a tree, and the headroom of a path as a multiple of its planned rate, that a receiver accepts.
+#: Bounds on a tree's rate in Mbit/s, and on a path's headroom.
 MAX_RATE = 1e9
 MAX_HEADROOM = 1e6
 
 
-class TreePlace(msgspec.Struct, frozen=True, array_like=True):
-    """A node's place in one tree; parent and children are indices into `NodePlan.peers`.
+class TreePosition(msgspec.Struct, frozen=True, array_like=True):
+    """A node's position in one tree, as indices into `NodePlan.peers`. parent: -1 at the publisher. depth: hops from
+    it.
 
-    parent: -1 at the publisher. depth: hops from the publisher. rate: planned Mbit/s of this tree.
+    rate: planned Mbit/s of this tree.
     """
 
     parent: int
@@ -36,50 +37,50 @@ class TreePlace(msgspec.Struct, frozen=True, array_like=True):
 
 
 class NodePlan(msgspec.Struct, frozen=True, array_like=True):
-    """One node's rows of the plan. revision: rises with each plan. peers: the node's parents and children.
+    """A node's part of the plan. revision: rises with each plan. peers: the node's parents and children.
 
-    shares: of each tree, in parts of their sum. places: this node's, one for each tree. co_publishers: for a child of
-    the publisher, the peers that send other chunks along the same trees and are parents as well. headroom: for each
-    peer as a child, the multiple of its planned rate at which a link on its path is full; shorter than `peers`, or
-    empty, where it is not known.
+    shares: of each tree, in parts of their sum. positions: of this node, in the same order. co_publishers: for a child
+    of the trainer, the peers that send other chunks down the same trees, and are parents in addition to it. headroom:
+    for each peer as a child, the factor by which its planned rate may be exceeded before a link on the path is full;
+    missing values are unknown.
     """
 
     revision: int
     peers: list[str]
     shares: list[int]
-    places: list[TreePlace]
+    positions: list[TreePosition]
     co_publishers: list[int] = []
     headroom: list[float] = []
 
     def fractions_from(self) -> dict[str, float]:
-        """The fraction of all chunks that this node gets first from each parent."""
-        return self._fractions(lambda place: [place.parent] if place.parent >= 0 else [])
+        """Returns the fraction of all chunks that each parent should send to this node first."""
+        return self._fractions(lambda position: [position.parent] if position.parent >= 0 else [])
 
     def fractions_to(self) -> dict[str, float]:
-        """The fraction of all chunks that this node forwards to each child."""
-        return self._fractions(lambda place: place.children)
+        """Returns the fraction of all chunks that this node should send to each child."""
+        return self._fractions(lambda position: position.children)
 
     @property
     def rate(self) -> float:
         """Planned Mbit/s of all trees together."""
-        return sum(place.rate for place in self.places)
+        return sum(position.rate for position in self.positions)
 
     def rates_from(self) -> dict[str, float]:
-        """Planned Mbit/s from each parent."""
-        return self._rates(lambda place: [place.parent] if place.parent >= 0 else [])
+        """Returns the planned Mbit/s from each parent."""
+        return self._rates(lambda position: [position.parent] if position.parent >= 0 else [])
 
     def rates_to(self) -> dict[str, float]:
-        """Planned Mbit/s to each child."""
-        return self._rates(lambda place: place.children)
+        """Returns the planned Mbit/s to each child."""
+        return self._rates(lambda position: position.children)
 
     def limits_to(self) -> dict[str, float]:
-        """Mbit/s to each child at which a link on its path is full, for the children whose headroom is known."""
+        """Returns the Mbit/s that may be sent to each child before a link on the path is full, where known."""
         headroom = dict(zip(self.peers, self.headroom, strict=False))
         return {name: rate * headroom[name] for name, rate in self.rates_to().items() if name in headroom}
 
     def check(self) -> None:
-        """Raise `FormatError` for a plan that breaks a limit or whose indices are out of range."""
-        fine = 0 < len(self.shares) <= MAX_TREES and len(self.places) == len(self.shares) and min(self.shares) > 0
+        """Raise `FormatError` for a part that no planner makes."""
+        fine = 0 < len(self.shares) <= MAX_TREES and len(self.positions) == len(self.shares) and min(self.shares) > 0
         known = range(len(self.peers))
         fine = fine and all(peer in known for peer in self.co_publishers)
         fine = (
@@ -87,34 +88,36 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
             and len(self.headroom) <= len(self.peers)
             and all(0 < headroom <= MAX_HEADROOM for headroom in self.headroom)
         )
-        for place in self.places:
-            fine = fine and len(place.children) <= MAX_CHILDREN and all(child in known for child in place.children)
-            fine = fine and (place.parent == -1 or place.parent in known) and 0 <= place.rate <= MAX_RATE
+        for position in self.positions:
+            fine = (
+                fine and len(position.children) <= MAX_CHILDREN and all(child in known for child in position.children)
+            )
+            fine = fine and (position.parent == -1 or position.parent in known) and 0 <= position.rate <= MAX_RATE
         if not fine:
-            raise FormatError("a plan whose trees are inconsistent")
+            raise FormatError("a plan whose trees do not fit together")
 
-    def _rates(self, ends: Callable[[TreePlace], list[int]]) -> dict[str, float]:
+    def _rates(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for place in self.places:
-            for end in ends(place):
-                found[self.peers[end]] = found.get(self.peers[end], 0.0) + place.rate
+        for position in self.positions:
+            for end in ends(position):
+                found[self.peers[end]] = found.get(self.peers[end], 0.0) + position.rate
         return found
 
-    def _fractions(self, ends: Callable[[TreePlace], list[int]]) -> dict[str, float]:
+    def _fractions(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
         found: dict[str, float] = {}
-        for share, place in zip(self.shares, self.places, strict=True):
-            for end in ends(place):
+        for share, position in zip(self.shares, self.positions, strict=True):
+            for end in ends(position):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + share / sum(self.shares)
         return found
 
 
 def unplanned(revision: int) -> NodePlan:
-    """The plan of a node that is in no tree of this revision: it has no parent and no children."""
-    return NodePlan(revision, [], [1], [TreePlace(-1, [], 0, 0.0)])
+    """Returns the part of a node that is in no tree of this revision: no parents, no children."""
+    return NodePlan(revision, [], [1], [TreePosition(-1, [], 0, 0.0)])
 
 
 def tree_of_chunks(shares: Sequence[int], chunks: int) -> NDArray[np.uint16]:
-    """The tree of each chunk (uint16): every run of chunks from the first on is spread by the shares.
+    """Returns the tree of each chunk (uint16): every prefix of the chunks is spread by the shares.
 
     The k-th chunk of a tree is due at (k + 1/2) / share; chunks go to trees in the order in which they are due (as in
     weighted fair queueing). With equal shares each tree has its part to within one chunk; where there are fewer chunks

@@ -1,4 +1,4 @@
-"""`p2psync sim faults --seeds 0:300`, or `python -m p2psync.sim`: simulate many seeds, and say what came of them."""
+"""`p2psync sim faults --seeds 0:300`, or `python -m p2psync.sim`: simulate many seeds, and report the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def parse_seeds(text: str) -> range:
-    """The seeds of `FIRST:LAST` (before LAST), or of one number. Raises `UsageError`, also where there is none."""
+    """Parses `FIRST:LAST` (LAST excluded) or one number. Raises `UsageError`, also for an empty range."""
     first, _, last = text.partition(":")
     try:
         seeds = range(int(first), int(last or int(first) + 1))
@@ -37,7 +37,7 @@ def parse_seeds(text: str) -> range:
 
 
 def sweep(seeds: range, config: SimConfig) -> int:
-    """Simulate each seed and print what came of it; returns how many failed."""
+    """Simulates each seed and prints the results; returns how many failed."""
     reports, failures = [], 0
     began = shown = time.perf_counter()
     for seed in seeds:
@@ -74,9 +74,9 @@ def _summarize(reports: list[SimReport], failures: int, seconds: float) -> None:
         f"bans {sum(r.bans for r in reports)}; virtual hours {sum(r.seconds for r in reports) / 3600:.1f}"
     )
     print(
-        f"makespan p50 {statistics.median(spans):.2f} s, p99 {spans[len(spans) * 99 // 100]:.2f} s; at the head after "
-        f"{slowest.converged_after:.1f} s at most (seed {slowest.seed}); wasted {_share(reports, received):.1%} of "
-        f"what was received; trainers sent {_copies(reports):.2f} copies"
+        f"makespan p50 {statistics.median(spans):.2f} s, p99 {spans[len(spans) * 99 // 100]:.2f} s; newest version "
+        f"everywhere after {slowest.converged_after:.1f} s at most (seed {slowest.seed}); wasted "
+        f"{_share(reports, received):.1%} of the received bytes; trainers sent {_copies(reports):.2f} copies"
     )
 
 

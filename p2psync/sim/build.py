@@ -1,4 +1,4 @@
-"""Settings of a simulation, and the nodes that it starts with, drawn from its seed."""
+"""Builds a simulation: its settings, and the initial nodes, drawn from its seed."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import NodeInfo, Role, new_run
-from p2psync.sim.checks import Referee
-from p2psync.sim.clock import Clock
+from p2psync.sim.checks import InvariantChecker
+from p2psync.sim.clock import VirtualClock
 from p2psync.sim.engine import MemoryEngine
 from p2psync.sim.hub import SimHub
 from p2psync.sim.liars import LIARS
-from p2psync.sim.network import Host, Network
-from p2psync.sim.node import SimNode, World
+from p2psync.sim.network import SimHost, SimNetwork
+from p2psync.sim.node import SimNode, SimWorld
 from p2psync.sim.planner import SimPlanner
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import MODELS, history, signing_key
 from p2psync.swarm.actions import SwarmConfig
 from p2psync.swarm.node import NodeConfig
 
-#: Everything scaled to the tiny model: chunks of 400 to 3000 bytes. What may come unasked, and what a peer is banned
-#: for, are as far apart as in the real settings.
+#: Settings scaled to the tiny model: chunks of 400 to 3000 bytes. The bounds on unrequested chunks and on those that
+#: lead to a ban are as far apart as in the real settings.
 SWARM = SwarmConfig(
     window_least=4096,
     window_most=32 << 10,
@@ -37,11 +37,12 @@ NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
 
 @dataclass(frozen=True, kw_only=True)
 class SimConfig:
-    """What to simulate. None: drawn from the seed. Seconds of virtual time.
+    """The settings of a simulation. None: drawn from the seed. Seconds of virtual time.
 
     actors: honest ones at the start. versions, every: how many the trainer publishes, and how often. faults: kinds (see
-    `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: how long after the last
-    fault every node must have come to the head. planned: whether the hub makes (arbitrary) plans, see `SimPlanner`.
+    `faults.KINDS`) of which `fault_count` are drawn. liars: kinds (see `liars.LIARS`). bound: seconds after the last
+    fault by which every node must run the newest version. planned: whether the hub makes (arbitrary) plans, see
+    `SimPlanner`.
     """
 
     actors: int | None = None
@@ -56,30 +57,32 @@ class SimConfig:
 
 
 class Simulation:
-    """The world of one seed."""
+    """All objects of one seed's simulation."""
 
     def __init__(self, seed: int, config: SimConfig) -> None:
         self.config = config
-        self.clock = Clock(seed)
+        self.clock = VirtualClock(seed)
         self.rng: random.Random = self.clock.rng
         self.bits = history(seed % MODELS)
         self.key = signing_key(seed % MODELS)
-        self.referee = Referee(self.bits)
+        self.invariants = InvariantChecker(self.bits)
         public = self.key.public_key().public_bytes_raw()
-        # Some hubs inline manifests in the view, at others they are fetched by id.
+        # Some hubs inline manifests in the view; at others nodes fetch them by id.
         inline = self.rng.choice([0, 64 << 10])
-        # Drawn apart, so that a seed is the same simulation with plans and without.
+        # A generator of its own, so that a seed gives the same simulation with and without plans.
         plans = random.Random(f"plans of {seed}")
         self.planned = config.planned if config.planned is not None else plans.random() < 0.5
-        hub_config = HubConfig(trusted=frozenset({public}), inline_bytes=inline, news_bytes=min(inline, 48 << 10))
+        hub_config = HubConfig(
+            trusted=frozenset({public}), inline_bytes=inline, new_manifests_bytes=min(inline, 48 << 10)
+        )
         self.hub = SimHub(self.clock, hub_config, lambda: SimPlanner(plans) if self.planned else None)
-        self.network = Network(self.clock)
-        self.world = World(self.clock, self.network, self.hub, self.referee, public)
+        self.network = SimNetwork(self.clock)
+        self.world = SimWorld(self.clock, self.network, self.hub, self.invariants, public)
         self.nodes: list[SimNode] = []
         self.run = new_run(1000 + seed, self.rng.randbytes(10))
         self.anchor_every = self.rng.choice([2, 3, 100])
         self.keep = self.rng.choice([0, 1, 3])
-        #: The trainer that publishes now.
+        #: The trainer that currently publishes.
         self.trainer = self.add_trainer(0)
         for _ in range(config.actors if config.actors is not None else self.rng.randint(3, 5)):
             self.add_actor()
@@ -87,7 +90,7 @@ class Simulation:
             self.add_actor(LIARS[kind])
 
     def add_trainer(self, epoch: int) -> SimTrainer:
-        """One more trainer, not yet started."""
+        """Adds a trainer, not yet started."""
         info = self._info("trainer", reachable=True)
         trainer = SimTrainer(
             self.world,
@@ -98,7 +101,7 @@ class Simulation:
             key=self.key,
             run=self.run,
             epoch=epoch,
-            registrar=self.referee,
+            publish_observer=self.invariants,
             anchor_every=self.anchor_every,
             keep=self.keep,
         )
@@ -106,18 +109,18 @@ class Simulation:
         return trainer
 
     def add_actor(self, kind: type[SimNode] = SimNode) -> SimNode:
-        """One more actor with nothing, not yet started."""
+        """Adds an actor without weights, not yet started."""
         info = self._info("actor", reachable=self.rng.random() < 0.8)
         node = kind(self.world, self._host(info), info, self.config.node, MemoryEngine(self.bits))
         if kind is not SimNode:
-            self.referee.liars.add(info.node)
+            self.invariants.liars.add(info.node)
         self.nodes.append(node)
         return node
 
     @property
     def actors(self) -> list[SimNode]:
-        """The honest ones."""
-        return [n for n in self.nodes if n.engine is not None and n.info.node not in self.referee.liars]
+        """The honest actors."""
+        return [n for n in self.nodes if n.engine is not None and n.info.node not in self.invariants.liars]
 
     def _draw_liars(self) -> list[str]:
         return [self.rng.choice(sorted(LIARS))] if self.rng.random() < 0.4 else []
@@ -127,8 +130,8 @@ class Simulation:
         name = f"{self.rng.getrandbits(128):032x}"
         return NodeInfo(node=name, role=role, region=region, host="simulated", port=1 if reachable else 0)
 
-    def _host(self, info: NodeInfo) -> Host:
+    def _host(self, info: NodeInfo) -> SimHost:
         rng = self.rng
         up, down = rng.uniform(30e3, 300e3), rng.uniform(60e3, 300e3)
         loss = rng.choice([0.0, 0.0, 0.002, 0.02])
-        return self.network.add(Host(info.node, up, down, rng.uniform(0.001, 0.07), loss))
+        return self.network.add(SimHost(info.node, up, down, rng.uniform(0.001, 0.07), loss))

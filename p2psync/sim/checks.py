@@ -1,4 +1,4 @@
-"""The invariants: what must hold at every moment, and what must hold once faults have stopped."""
+"""The invariants: those that hold at every moment, and those that hold once faults have stopped."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from p2psync.protocol.messages import Chunk
 from p2psync.protocol.versions import Position
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
-from p2psync.sim.weights import History, Name
+from p2psync.sim.weights import ModelHistory, VersionName
 from p2psync.swarm.actions import Ban
 
-#: A process may receive this many times the bytes that were of use to it, and this much more (bytes): what was under
-#: way when it was cancelled, what came twice at the end; and, of each liar, what it sends each time before it is shut
-#: out (a ban ends when its time is up, and a clock may jump).
+#: A process may receive this multiple of the bytes that it needed, plus this many: cancelled chunks in flight and
+#: duplicates at the end; plus an allowance per liar for what it sends before each ban (a ban expires, and a clock may
+#: jump).
 WASTE_FACTOR = 2.5
-WASTE_SLACK = 20_000
-LIAR_SLACK = 103_000
+WASTE_SLACK_BYTES = 20_000
+LIAR_SLACK_BYTES = 103_000
 
 
 class InvariantError(Exception):
-    """An invariant does not hold. kind: its short name."""
+    """An invariant is violated. kind: its short name."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -31,15 +31,16 @@ class InvariantError(Exception):
 
 
 @dataclass
-class Referee:
-    """Watches all nodes. liars: names of those that lie, so whatever is done to them is right."""
+class InvariantChecker:
+    """Observes all nodes and checks the invariants. liars: names of the lying nodes; any treatment of them is
+    allowed."""
 
-    bits: History
+    bits: ModelHistory
     liars: set[str] = field(default_factory=set)
-    #: Honest nodes whose chunks rotted unseen: they may be shut out for a moment, until they know.
+    #: Honest nodes whose chunks rotted unnoticed: peers may ban them for a moment, until they notice.
     rotten: set[str] = field(default_factory=set)
-    #: Bits of each version ever published, by (version, digest).
-    truth: dict[tuple[int, bytes], Name] = field(default_factory=dict)
+    #: The name of each published version, by (version, digest).
+    truth: dict[tuple[int, bytes], VersionName] = field(default_factory=dict)
     published_at: dict[tuple[int, int], float] = field(default_factory=dict)
     committed_at: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     highest: dict[str, tuple[str, int, int]] = field(default_factory=dict)
@@ -52,22 +53,22 @@ class Referee:
 
     @property
     def bans(self) -> int:
-        """By all nodes."""
+        """Bans by all nodes."""
         return sum(self.bans_by.values())
 
     # ---- at every moment -------------------------------------------------------------------------------------------
 
-    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
-        """See `Registrar`."""
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: VersionName) -> None:
+        """See `PublishObserver`."""
         self.truth[manifest.version, manifest.digest] = name
         self.published_at.setdefault((manifest.epoch, manifest.version), trainer.world.clock.now)
         self.payload_bytes += manifest.payload_bytes
 
     def started(self, node: SimNode) -> None:
-        """See `Watcher`."""
+        """See `NodeObserver`."""
 
     def ended(self, node: SimNode) -> None:
-        """See `Watcher`."""
+        """See `NodeObserver`."""
         self.check_waste(node)
         swarm = node.core.swarm
         self.received_bytes += swarm.received_bytes
@@ -76,14 +77,15 @@ class Referee:
             self.trainer_bytes += swarm.sent_bytes
 
     def committed(self, node: SimNode, position: Position) -> None:
-        """Every bit is the trainer's, the hub has announced the version, and versions only rise."""
+        """Checks that every bit is the trainer's, that the hub has announced the version, and that versions
+        only rise."""
         name = self.truth.get((position.version, position.digest))
         if name is None or node.engine is None or node.engine.live is None:
             raise InvariantError("bits", f"{_name(node)} made version {position.version} live, which nobody published")
         wanted = self.bits.weights(name).units
         if not all(np.array_equal(a, b) for a, b in zip(node.engine.live, wanted, strict=True)):
             raise InvariantError("bits", f"{_name(node)} made wrong bits live as version {position.version}")
-        if (position.version, position.digest) not in node.told:
+        if (position.version, position.digest) not in node.announced_versions:
             raise InvariantError("announced", f"{_name(node)} did not wait for the hub to announce {position.version}")
         reached = (position.run, position.epoch, position.version)
         if reached <= self.highest.get(node.info.node, ("", -1, -1)):
@@ -94,14 +96,14 @@ class Referee:
         times.setdefault(node.info.node, node.world.clock.now)
 
     def banned(self, node: SimNode, ban: Ban) -> None:
-        """Only liars are shut out."""
+        """Checks that only liars are banned."""
         self.bans_by[node.info.node] = self.bans_by.get(node.info.node, 0) + 1
         moment = ban.peer in self.rotten and ban.until - node.now < node.config.swarm.ban / 2
         if ban.peer not in self.liars and node.info.node not in self.liars and not moment:
             raise InvariantError("honest", f"{_name(node)} banned the honest {ban.peer[:6]}: {ban.reason}")
 
     def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
-        """Whoever sent a wrong chunk to someone who waited for it is shut out by that one."""
+        """Checks that a node bans the sender of a wrong chunk that it waited for."""
         if not needed or peer not in self.liars:
             return
         pack = next((p for id, p in node.store.packs.items() if id.startswith(chunk.manifest)), None)
@@ -111,10 +113,10 @@ class Referee:
             raise InvariantError("blame", f"{_name(node)} took a wrong chunk from {peer[:6]} and did not ban it")
 
     def check_waste(self, node: SimNode) -> None:
-        """No process receives much more than was of use."""
+        """Checks that a process does not receive much more than it needed."""
         swarm = node.core.swarm
         useful = swarm.received_bytes - swarm.wasted_bytes
-        slack = WASTE_SLACK + LIAR_SLACK * (len(self.liars) + self.bans_by.get(node.info.node, 0))
+        slack = WASTE_SLACK_BYTES + LIAR_SLACK_BYTES * (len(self.liars) + self.bans_by.get(node.info.node, 0))
         if node.info.node not in self.liars and swarm.received_bytes > WASTE_FACTOR * useful + slack:
             raise InvariantError(
                 "waste", f"{_name(node)} received {swarm.received_bytes} bytes and could use {useful} of them"
@@ -131,7 +133,7 @@ class Referee:
         )
 
     def check_end(self, nodes: list[SimNode], head: Position | None, bound: float) -> None:
-        """Every live, honest actor has come to the head; waste was bounded; every liar that was caught stays out."""
+        """Checks that every live, honest actor runs the newest version, and that its waste was bounded."""
         for node in nodes:
             if not node.alive:
                 continue
@@ -149,7 +151,8 @@ class Referee:
             self.check_waste(node)
 
     def makespans(self, nodes: list[SimNode]) -> list[float]:
-        """For each version that all live honest actors committed: seconds from publish to the last commit."""
+        """Returns the seconds from publication to the last commit, for each version that all live honest actors
+        committed."""
         names = {n.info.node for n in nodes if n.alive and n.engine is not None and n.info.node not in self.liars}
         spans = []
         for version, began in sorted(self.published_at.items()):

@@ -1,4 +1,4 @@
-"""Virtual time: a queue of events, carried out in order, and a fingerprint of all that happened."""
+"""Virtual time: a queue of events, executed in order, and a fingerprint of everything that happened."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from collections.abc import Callable
 from blake3 import blake3
 
 _Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
-#: Slots of a second. Events of later slots wait in no order, so that a heap holds only those of one slot: what an event
-#: costs does not grow with how many there are.
+#: Slots per second. Events of later slots are unsorted, so that the heap holds one slot only and an event's cost does
+#: not depend on their number.
 _SLOTS = 1000
 
 
-class Clock:
+class VirtualClock:
     """The time of one simulation (seconds from 0), its only source of randomness, and its trace.
 
     Events of equal time happen in the order in which they were scheduled.
@@ -26,7 +26,7 @@ class Clock:
         #: Events carried out so far.
         self.events = 0
         self.rng = random.Random(seed)
-        #: The events of this slot, a heap; of each later one, a list; and a heap of these slots.
+        #: The current slot's events, a heap; each later slot's events, a list; and a heap of these slots.
         self._queue: list[_Event] = []
         self._later: dict[int, list[_Event]] = {}
         self._slots: list[int] = []
@@ -35,7 +35,7 @@ class Clock:
         self._trace = blake3()
 
     def at(self, when: float, call: Callable[..., None], *arguments: object) -> None:
-        """Call at a time; one that has passed counts as now."""
+        """Schedules a call at a time (seconds); a past time counts as now."""
         self._order += 1
         when = when if when > self.now else self.now
         event = (when, self._order, call, arguments)
@@ -49,11 +49,11 @@ class Clock:
             heapq.heappush(self._slots, slot)
 
     def after(self, delay: float, call: Callable[..., None], *arguments: object) -> None:
-        """Call `delay` seconds from now."""
+        """Schedules a call `delay` seconds from now."""
         self.at(self.now + delay, call, *arguments)
 
     def note(self, *what: object) -> None:
-        """Fold something that happened into the trace."""
+        """Adds an occurrence to the trace."""
         self._trace.update(f"{self.now:.9f} {what}\n".encode())
 
     @property
@@ -62,7 +62,7 @@ class Clock:
         return self._trace.hexdigest(16)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Carry out events until the queue is empty, time `until` has come, or `done()` after some event."""
+        """Executes events until the queue is empty, time `until` is reached, or `done()` holds after an event."""
         while self._next() <= until:
             self.now, _, call, arguments = heapq.heappop(self._queue)
             self.events += 1
@@ -72,7 +72,7 @@ class Clock:
         self.now = max(self.now, until)
 
     def _next(self) -> float:
-        """When the next event is due, which is in the heap then; infinite if there is none."""
+        """Returns when the next event is due, after moving it into the heap; inf without events."""
         if not self._queue:
             if not self._slots:
                 return math.inf

@@ -1,4 +1,4 @@
-"""What survives a crash of a simulated node: its packs, and the weights that its engine committed."""
+"""A simulated node's disk: its packs survive a crash."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2psync.swarm.transfer import Bits
 
 @dataclass
 class SimPack:
-    """One manifest's chunks. Like the real store it hashes a chunk when it is first read after a start."""
+    """One manifest's chunks. Like the real store it verifies a chunk's hash when it is first read after a start."""
 
     manifest: Manifest
     signed: SignedManifest
@@ -24,12 +24,12 @@ class SimPack:
         return np.array([chunk is not None for chunk in self.chunks], np.bool_)
 
     def write(self, index: int, data: bytes) -> None:
-        """Keep a verified chunk."""
+        """Stores a verified chunk."""
         self.chunks[index] = data
         self.checked.add(index)
 
     def read(self, index: int) -> bytes | None:
-        """A chunk, None if it is not held or was found damaged (then it is no longer held)."""
+        """Returns a chunk, None if it is missing or was found damaged (and is then removed)."""
         data = self.chunks[index]
         if data is None or index in self.checked:
             return data
@@ -48,10 +48,10 @@ class SimStore:
     full_until: float = 0.0
 
     def add(self, manifest: Manifest, signed: SignedManifest) -> SimPack:
-        """The pack of a manifest, empty if it is new."""
+        """Returns the pack of a manifest, empty if it is new."""
         return self.packs.setdefault(signed.id, SimPack(manifest, signed, [None] * manifest.chunks))
 
     def reopen(self) -> None:
-        """The process was started anew: nothing read so far counts as checked."""
+        """The process restarted: no chunk counts as verified."""
         for pack in self.packs.values():
             pack.checked.clear()

@@ -1,73 +1,73 @@
-"""An engine in memory, with the semantics of `p2psync.engines.base`: stage beside, check the digest, swap at once."""
+"""An engine in memory, with the semantics of `p2psync.engines.base`: stage beside the live weights, check the digest,
+swap."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import ChunkBytes, CommitResult
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 from p2psync.protocol.versions import PathStep, Position
-from p2psync.sim.weights import History, digest_of
+from p2psync.sim.weights import ModelHistory, digest_of
 
 
 class MemoryEngine:
-    """Holds the bits of one version. What it holds outlives the node's process; an open stage does not."""
+    """Holds the bits of one version. They outlive the node's process; an open stage does not."""
 
-    def __init__(self, bits: History, live: tuple[Units, ...] | None = None) -> None:
-        """live: weights at hand that are no known position."""
+    def __init__(self, bits: ModelHistory, live: tuple[Units, ...] | None = None) -> None:
+        """live: local weights whose version is unknown."""
         self.bits = bits
         self.live = live
         self._position: Position | None = None
 
     @property
     def position(self) -> Position | None:
-        """What is live."""
+        """The live version."""
         return self._position
 
     def forget(self) -> None:
-        """Lose the record of what is live, not the bits."""
+        """Forgets which version is live, but keeps the bits."""
         self._position = None
 
     def local_digest(self) -> str:
-        """The digest (hex) of bits that are no known position, "" if there are none."""
+        """Returns the digest (hex) of bits whose version is unknown, "" if there are none."""
         return digest_of(self.bits.specs, self.live).hex() if self.live is not None and self._position is None else ""
 
     def table(self) -> Sequence[TensorSpec]:
-        """The specs of the live tensors."""
+        """Returns the specs of the live tensors."""
         return self.bits.specs if self.live is not None else ()
 
     def adopt(self, position: Position) -> bool:
-        """Take the bits at hand as `position` if they have its digest."""
+        """Takes the local bits as `position` if they have its digest; returns whether they do."""
         if self.live is None or digest_of(self.bits.specs, self.live) != position.digest:
             return False
         self._position = position
         return True
 
     def stage(self, path: Sequence[PathStep]) -> MemoryStage:
-        """Open a stage. Raises `BaseMismatchError` if the path does not start at what is live."""
+        """Opens a stage. Raises `BaseMismatchError` if the path does not start at the live version."""
         first = path[0].manifest
         live = self._position
         if first.base is not None and (live is None or (live.version, live.digest) != (first.base, first.base_digest)):
-            raise BaseMismatchError(f"a path from version {first.base} does not start at what is live")
+            raise BaseMismatchError(f"a path from version {first.base} does not start at the live version")
         return MemoryStage(self, path)
 
     def make_live(self, units: tuple[Units, ...], position: Position) -> None:
-        """Swap."""
+        """Swaps the live bits."""
         self.live, self._position = units, position
 
     def scrub(self) -> bool:
-        """Whether the live bits have the digest of the position."""
+        """Whether the live bits have the digest of the live version."""
         live = self._position
         return live is not None and self.live is not None and digest_of(self.bits.specs, self.live) == live.digest
 
 
 class MemoryStage:
-    """A version being made ready. Chunks of a step must come before those of the next."""
+    """A version being staged. Chunks of a step must come before those of the next."""
 
     def __init__(self, engine: MemoryEngine, path: Sequence[PathStep]) -> None:
         self._engine = engine
@@ -83,11 +83,11 @@ class MemoryStage:
         self.changed = 0
 
     def wanted(self, step: int) -> list[int]:
-        """Chunks not yet put."""
+        """Returns the missing chunks of a step."""
         return sorted(self._missing[step])
 
     def put(self, step: int, chunks: Mapping[int, ChunkBytes]) -> None:
-        """Decode and add chunks. Raises `FormatError`, `EngineError`."""
+        """Decodes and adds chunks. Raises `FormatError`, `EngineError`."""
         if not chunks.keys() <= self._missing[step] or any(self._missing[:step]):
             raise EngineError(f"chunks {sorted(chunks)} of step {step} came twice or too early")
         manifest = self._path[step].manifest
@@ -98,7 +98,7 @@ class MemoryStage:
         self._missing[step] -= chunks.keys()
 
     def commit(self) -> CommitResult:
-        """Check the digest and swap. Raises `EngineError`, `DigestMismatchError`."""
+        """Checks the digest and swaps. Raises `EngineError`, `DigestMismatchError`."""
         if any(self._missing):
             raise EngineError("chunks are missing")
         m = self._path[-1].manifest
@@ -108,7 +108,7 @@ class MemoryStage:
         return CommitResult(position=position, changed=self.changed, pause_seconds=0.0, stage_seconds=0.0)
 
     def abandon(self) -> None:
-        """Nothing is kept."""
+        """Discards the stage."""
 
 
 def check_digest(found: bytes, wanted: bytes) -> None:

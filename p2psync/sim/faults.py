@@ -1,7 +1,7 @@
-"""Faults: what may go wrong in a simulation, and a schedule of it drawn from the seed.
+"""Faults of a simulation, and their schedule, drawn from the seed.
 
-Each fault is a function of the simulation and of how long it may last; it happens at once and undoes itself in time,
-unless it is one that a node does not come back from.
+Each fault is a function of the simulation and of its longest duration (seconds). It takes effect at once and ends by
+itself in time, unless it is permanent.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from p2psync.sim.build import Simulation
-from p2psync.sim.network import Host
+from p2psync.sim.network import SimHost
 from p2psync.sim.node import SimNode
 
 Fault: TypeAlias = Callable[[Simulation, float], None]
 
 
 def crash_and_restart(sim: Simulation, seconds: float) -> None:
-    """An actor's process ends; a new one begins over its disk."""
+    """An actor's process ends; a new one starts from its disk."""
     node = _pick(sim)
     if node is not None:
         node.crash()
@@ -25,17 +25,17 @@ def crash_and_restart(sim: Simulation, seconds: float) -> None:
 
 
 def crash_and_forget(sim: Simulation, seconds: float) -> None:
-    """An actor comes back with its weights, but no longer knows which version they are."""
+    """An actor restarts with its weights, but without the record of their version."""
     node = _pick(sim)
     if node is not None and node.engine is not None:
         node.crash()
         node.engine.forget()
-        sim.referee.highest.pop(node.info.node, None)
+        sim.invariants.highest.pop(node.info.node, None)
         _later(sim, seconds, _start, node)
 
 
 def crash_for_good(sim: Simulation, seconds: float) -> None:
-    """An actor never comes back."""
+    """An actor ends and never restarts."""
     if len([node for node in sim.actors if node.alive]) > 2:
         node = _pick(sim)
         if node is not None:
@@ -43,41 +43,41 @@ def crash_for_good(sim: Simulation, seconds: float) -> None:
 
 
 def join_with_nothing(sim: Simulation, seconds: float) -> None:
-    """A new actor comes."""
+    """A new actor joins without weights."""
     sim.add_actor().start()
 
 
 def join_with_copy(sim: Simulation, seconds: float) -> None:
-    """A new actor comes that has the weights of some published version, and no record of which."""
+    """A new actor joins with the weights of a published version, and no record of which."""
     node = sim.add_actor()
-    names = sorted(sim.referee.truth.values())
+    names = sorted(sim.invariants.truth.values())
     if names and node.engine is not None:
         node.engine.live = sim.bits.weights(sim.rng.choice(names)).units
     node.start()
 
 
 def restart_hub(sim: Simulation, seconds: float) -> None:
-    """The hub goes away, and comes back empty."""
+    """The hub stops, and restarts empty."""
     if sim.hub.up:
         sim.hub.stop()
         _later(sim, min(seconds, sim.rng.choice([0.1, 15.0])), sim.hub.restart)
 
 
 def lose_hub_calls(sim: Simulation, seconds: float) -> None:
-    """Calls to the hub, or their answers, are lost."""
+    """Calls to the hub, or its replies, are lost."""
     sim.hub.loss = 0.4
-    _later(sim, seconds, _mend_hub, sim)
+    _later(sim, seconds, _restore_hub, sim)
 
 
 def cut_off_hub(sim: Simulation, seconds: float) -> None:
-    """Some nodes cannot reach the hub; peers they can."""
+    """Some nodes cannot reach the hub, but can reach their peers."""
     names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
     sim.hub.cut_off.update(names)
     _later(sim, seconds, sim.hub.cut_off.difference_update, names)
 
 
 def restart_trainer(sim: Simulation, seconds: float) -> None:
-    """The trainer dies, at whatever it was doing, and comes back at the next epoch."""
+    """The trainer crashes at any point, and restarts at the next epoch."""
     trainer = sim.trainer
     if trainer.alive:
         trainer.crash()
@@ -85,7 +85,7 @@ def restart_trainer(sim: Simulation, seconds: float) -> None:
 
 
 def die_while_publishing(sim: Simulation, seconds: float) -> None:
-    """The trainer dies when a version is durable and not yet announced."""
+    """The trainer crashes when a version is durable and not yet announced."""
     trainer = sim.trainer
     if trainer.alive and not trainer.fenced:
         trainer.publish()
@@ -94,7 +94,7 @@ def die_while_publishing(sim: Simulation, seconds: float) -> None:
 
 
 def take_over(sim: Simulation, seconds: float) -> None:
-    """Another trainer takes the run over from an older state, publishes, and the first is fenced."""
+    """Another trainer takes the run over from an older state and publishes; the first one is fenced."""
     first = sim.trainer
     if not first.alive or first.fenced or not first.name:
         return
@@ -106,7 +106,8 @@ def take_over(sim: Simulation, seconds: float) -> None:
 
 
 def restore_backup(sim: Simulation, seconds: float) -> None:
-    """The trainer and its hub are lost; a new one begins from a backup, and gives numbers again, with other bits."""
+    """The trainer and its hub are lost; a new trainer starts from a backup, and reuses version numbers with
+    other bits."""
     trainer = sim.trainer
     if not trainer.alive or trainer.fenced or not trainer.name or not sim.hub.up:
         return
@@ -119,7 +120,8 @@ def restore_backup(sim: Simulation, seconds: float) -> None:
 
 
 def claim_in_vain(sim: Simulation, seconds: float) -> None:
-    """A trainer of an earlier epoch claims the run and publishes: only a hub that has forgotten all lets it."""
+    """A trainer of an earlier epoch claims the run and publishes; only a hub that has forgotten everything
+    grants it."""
     if sim.trainer.epoch > 0:
         rival = sim.add_trainer(sim.trainer.epoch - 2)
         rival.unix_skew = -1e9
@@ -128,16 +130,16 @@ def claim_in_vain(sim: Simulation, seconds: float) -> None:
 
 
 def partition(sim: Simulation, seconds: float) -> None:
-    """Some nodes are cut off from all others; with luck, or not, from the hub too."""
+    """Some nodes are cut off from all others, and in half of the cases from the hub too."""
     names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
-    sim.network.part(names, seconds)
+    sim.network.partition(names, seconds)
     if sim.rng.random() < 0.5:
         sim.hub.cut_off.update(names)
         _later(sim, seconds, sim.hub.cut_off.difference_update, names)
 
 
 def cut_connections(sim: Simulation, seconds: float) -> None:
-    """Connections break, and what was on its way is lost."""
+    """Connections break, and lose the data in flight."""
     for a in sim.nodes:
         for b in sim.nodes:
             if a.info.node < b.info.node and sim.rng.random() < 0.3:
@@ -153,7 +155,7 @@ def shut_one_way(sim: Simulation, seconds: float) -> None:
 
 
 def slow_down(sim: Simulation, seconds: float) -> None:
-    """A node's link becomes twenty times slower; never slower still, or no bound on time would mean anything."""
+    """A node's link becomes twenty times slower, once at most, so that bounds on time stay meaningful."""
     host = sim.rng.choice(sim.nodes).host
     if host.slow:
         return
@@ -162,7 +164,7 @@ def slow_down(sim: Simulation, seconds: float) -> None:
 
 
 def jump_clock(sim: Simulation, seconds: float) -> None:
-    """A node's clock leaps ahead, as after a suspended virtual machine wakes."""
+    """A node's clock jumps ahead, as when a suspended virtual machine resumes."""
     node = sim.rng.choice(sim.nodes)
     node.skew += sim.rng.choice([2.0, 15.0, 700.0])
     if node.alive:
@@ -170,7 +172,7 @@ def jump_clock(sim: Simulation, seconds: float) -> None:
 
 
 def damage_disk(sim: Simulation, seconds: float) -> None:
-    """While an actor is down a bit of each of some chunks flips; or, while it runs, chunks become unreadable."""
+    """Either an actor stops and a bit of some chunks flips, or chunks of a running one become unreadable."""
     node = _pick(sim)
     if node is None:
         return
@@ -185,9 +187,9 @@ def damage_disk(sim: Simulation, seconds: float) -> None:
 
 
 def rot(sim: Simulation, seconds: float) -> None:
-    """Chunks that were hashed when they came rot where they lie, at the trainer and wherever else, and nobody knows."""
+    """Verified chunks rot on the disk of the trainer or an actor, unnoticed."""
     node = sim.rng.choice([sim.trainer, *sim.actors])
-    sim.referee.rotten.add(node.info.node)
+    sim.invariants.rotten.add(node.info.node)
     for pack in node.store.packs.values():
         index = sim.rng.randrange(len(pack.chunks))
         data = pack.chunks[index]
@@ -196,7 +198,7 @@ def rot(sim: Simulation, seconds: float) -> None:
 
 
 def fill_disk(sim: Simulation, seconds: float) -> None:
-    """A disk takes nothing for a while."""
+    """A disk accepts no writes for a while."""
     node = _pick(sim)
     if node is not None:
         node.store.full_until = sim.clock.now + seconds
@@ -240,7 +242,7 @@ KINDS: dict[str, Fault] = {
 
 
 def schedule(sim: Simulation, until: float) -> None:
-    """Draw faults and when they happen; all that mend themselves have done so at `until`."""
+    """Draws faults and their times; all temporary ones have ended at `until`."""
     kinds = sim.config.faults if sim.config.faults is not None else tuple(KINDS)
     count = sim.config.fault_count
     if count is None:
@@ -263,7 +265,7 @@ def _pick(sim: Simulation) -> SimNode | None:
 
 
 def _later(sim: Simulation, seconds: float, call: Callable[..., None], *arguments: object) -> None:
-    # A moment early, so that everything is mended when faults are said to have stopped.
+    # A moment early, so that every fault has ended at the time when faults stop.
     sim.clock.after(max(0.0, seconds - 0.001), call, *arguments)
 
 
@@ -272,9 +274,9 @@ def _start(node: SimNode) -> None:
         node.start()
 
 
-def _speed_up(host: Host) -> None:
+def _speed_up(host: SimHost) -> None:
     host.slow, host.up, host.down = False, host.up * 20, host.down * 20
 
 
-def _mend_hub(sim: Simulation) -> None:
+def _restore_hub(sim: Simulation) -> None:
     sim.hub.loss = 0.0

@@ -1,4 +1,4 @@
-"""The hub in the simulation: the real core, reached through calls that may fail, be late, or be lost half-way."""
+"""The hub in the simulation: the real core, called over a network that may delay or lose calls and replies."""
 
 from __future__ import annotations
 
@@ -10,49 +10,51 @@ from p2psync.errors import HubError, P2PSyncError
 from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.planning import Planner, PlanTask
 from p2psync.membership.records import View
-from p2psync.sim.clock import Clock
-from p2psync.sim.network import Host
+from p2psync.sim.clock import VirtualClock
+from p2psync.sim.network import SimHost
 
-#: Seconds that a long poll waits, that a caller waits for a lost answer, and that a dead hub takes to refuse.
-VIEW_WAIT = 10.0
-CALL_LIMIT = 3.0
-REFUSED = 0.05
-_LATENCY = 0.02
+#: Seconds of a long poll, of a caller's wait for a lost reply, and of a connection refused by a stopped hub.
+LONG_POLL_SECONDS = 10.0
+CALL_TIMEOUT_SECONDS = 3.0
+REFUSED_SECONDS = 0.05
+_LATENCY_SECONDS = 0.02
 #: Seconds that a plan takes.
-_PLANNING = 0.1
+_PLAN_SECONDS = 0.1
 
 T = TypeVar("T")
-#: What a call gives: its result, or the error it met.
-Answer = Callable[[T | P2PSyncError], None]
+#: Receives a call's result, or its error.
+AnswerCallback = Callable[[T | P2PSyncError], None]
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A long poll that is open."""
+class _LongPoll:
+    """An open long poll."""
 
-    host: Host
+    host: SimHost
     known: int
-    answer: Answer[View | None]
+    answer: AnswerCallback[View | None]
     lease: str
     whole: bool
 
 
 class SimHub:
-    """One hub process after another, at one address."""
+    """A sequence of hub processes at one address."""
 
-    def __init__(self, clock: Clock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None) -> None:
-        """planner: makes one for each process; None: there are no plans."""
+    def __init__(
+        self, clock: VirtualClock, config: HubConfig, planner: Callable[[], Planner | None] = lambda: None
+    ) -> None:
+        """planner: makes a planner for each process; None: there are no plans."""
         self._clock = clock
         self._config = config
         self._new_planner = planner
         self._planner: Planner | None = None
-        self._plan_alarm: float | None = None
+        self._plan_wake: float | None = None
         self._starts = 0
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_LongPoll] = []
         self._secrets = 0
         self._shown = -1
         self._expiry: float | None = None
-        #: Chance that a call, or its answer, is lost.
+        #: Probability that a call, or its reply, is lost.
         self.loss = 0.0
         #: Hosts that cannot reach the hub.
         self.cut_off: set[str] = set()
@@ -60,55 +62,57 @@ class SimHub:
         self.core = self._start()
 
     def secret(self) -> str:
-        """A fresh lease id, nonce or token."""
+        """Returns a fresh lease id, nonce or token."""
         self._secrets += 1
         return f"secret-{self._secrets}"
 
     def stop(self) -> None:
-        """The process ends; open polls break."""
+        """Ends the process; open polls fail."""
         self.up = False
         waiting, self._waiting = self._waiting, []
         for poll in waiting:
             self._reply(poll.host, poll.answer, HubError("the hub went away"))
 
     def restart(self) -> None:
-        """A new process, which remembers nothing."""
+        """Starts a new process without state."""
         self.core = self._start()
         self.up = True
 
-    def request(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
-        """Have the hub carry out an operation; `answer` gets its result or error, unless the host has died."""
+    def request(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
+        """Runs an operation at the hub; `answer` receives its result or error, unless the host has crashed."""
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), self._carry_out, host, operation, answer)
 
     def view(
         self,
-        host: Host,
+        host: SimHost,
         instance: str,
         revision: int,
-        answer: Answer[View | None],
+        answer: AnswerCallback[View | None],
         lease: str = "",
         *,
         whole: bool = True,
     ) -> None:
-        """Long-poll the view: at once if it differs from what the caller has, else when it does, or None in the end."""
+        """Long-polls the view: replies at once if it differs from the caller's, otherwise at a change, or with None at
+        the end."""
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT + VIEW_WAIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS + LONG_POLL_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), self._poll, host, instance, revision, answer, lease, whole)
 
-    def crashed(self, host: Host) -> None:
-        """A host's process has ended, and its connections with it; who is cut off, or lost just now, is not heard."""
+    def crashed(self, host: SimHost) -> None:
+        """A host's process ended, and the hub sees its connections close, unless the host is cut off or the event is
+        lost."""
         if self.up and not self._is_lost(host):
-            self._clock.after(self._delay(host), self._broke_off, host)
+            self._clock.after(self._delay(host), self._suspect, host)
 
-    def _broke_off(self, host: Host) -> None:
+    def _suspect(self, host: SimHost) -> None:
         mine = [poll for poll in self._waiting if poll.host is host]
         self._waiting = [poll for poll in self._waiting if poll.host is not host]
         for poll in mine:
-            self.core.broke_off(poll.lease, self._clock.now)
+            self.core.suspect(poll.lease, self._clock.now)
         self._settle()
 
     def _start(self) -> HubCore:
@@ -116,15 +120,15 @@ class SimHub:
         self._planner = self._new_planner()
         return HubCore(self._config, instance=f"hub-{self._starts}")
 
-    def _is_lost(self, host: Host) -> bool:
+    def _is_lost(self, host: SimHost) -> bool:
         return host.name in self.cut_off or (self.loss > 0 and self._clock.rng.random() < self.loss)
 
-    def _delay(self, host: Host) -> float:
-        return host.delay + _LATENCY
+    def _delay(self, host: SimHost) -> float:
+        return host.delay + _LATENCY_SECONDS
 
-    def _carry_out(self, host: Host, operation: Callable[[HubCore], T], answer: Answer[T]) -> None:
+    def _carry_out(self, host: SimHost, operation: Callable[[HubCore], T], answer: AnswerCallback[T]) -> None:
         if not self.up:
-            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+            self._clock.after(REFUSED_SECONDS, _answer, host, answer, HubError("connection refused"))
             return
         try:
             result: T | P2PSyncError = operation(self.core)
@@ -134,36 +138,36 @@ class SimHub:
         self._settle()
 
     def _poll(
-        self, host: Host, instance: str, revision: int, answer: Answer[View | None], lease: str, whole: bool
+        self, host: SimHost, instance: str, revision: int, answer: AnswerCallback[View | None], lease: str, whole: bool
     ) -> None:
         if not self.up:
-            self._clock.after(REFUSED, _answer, host, answer, HubError("connection refused"))
+            self._clock.after(REFUSED_SECONDS, _answer, host, answer, HubError("connection refused"))
             return
-        self.core.is_there(lease, self._clock.now)
+        self.core.heard_from(lease, self._clock.now)
         if (instance, revision) != (self.core.instance, self.core.revision):
             same = instance == self.core.instance
             known = revision if same else 0 if instance else -1
             self._reply(host, answer, self._view(known, whole or not same))
         else:
-            poll = _Waiting(host, revision, answer, lease, whole)
+            poll = _LongPoll(host, revision, answer, lease, whole)
             self._shown = revision
             self._waiting.append(poll)
-            self._clock.after(VIEW_WAIT, self._end_poll, poll)
+            self._clock.after(LONG_POLL_SECONDS, self._end_poll, poll)
         self._settle()
 
-    def _end_poll(self, poll: _Waiting) -> None:
+    def _end_poll(self, poll: _LongPoll) -> None:
         if poll in self._waiting:
             self._waiting.remove(poll)
             self._reply(poll.host, poll.answer, None)
 
-    def _reply(self, host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+    def _reply(self, host: SimHost, answer: AnswerCallback[T], result: T | P2PSyncError) -> None:
         if self._is_lost(host):
-            self._clock.after(CALL_LIMIT, _answer, host, answer, HubError("no answer"))
+            self._clock.after(CALL_TIMEOUT_SECONDS, _answer, host, answer, HubError("no answer"))
         else:
             self._clock.after(self._delay(host), _answer, host, answer, result)
 
     def _settle(self) -> None:
-        """What the hub's driver does after each operation: end leases, wake who waits, set the next alarm."""
+        """Does what the hub's driver does after each operation: ends leases, wakes long polls, sets the next timer."""
         self.core.expire(self._clock.now)
         self._plan()
         self._wake()
@@ -177,7 +181,7 @@ class SimHub:
             return
         self._shown = self.core.revision
         waiting, self._waiting = self._waiting, []
-        views: dict[tuple[int, bool], View] = {}  # as the hub's service encodes one for all that know the same
+        views: dict[tuple[int, bool], View] = {}  # shared by equal readers, as in the hub's service
         for poll in waiting:
             kind = poll.known, poll.whole
             if kind not in views:
@@ -193,15 +197,15 @@ class SimHub:
         now, core = self._clock.now, self.core
         task = core.begin_plan(now)
         if task is not None:
-            self._clock.after(_PLANNING, self._make_plan, core, task)
+            self._clock.after(_PLAN_SECONDS, self._make_plan, core, task)
         due = core.next_plan()
-        if due < float("inf") and (self._plan_alarm is None or due < self._plan_alarm or self._plan_alarm <= now):
-            self._plan_alarm = due
+        if due < float("inf") and (self._plan_wake is None or due < self._plan_wake or self._plan_wake <= now):
+            self._plan_wake = due
             self._clock.at(due, self._settle)
 
     def _make_plan(self, core: HubCore, task: PlanTask) -> None:
         if core is not self.core or self._planner is None:
-            return  # the process that began it is no more
+            return  # the process that began the plan has ended
         try:
             core.plan_made(self._planner.plan(task), self._clock.now)
         except ArithmeticError as error:
@@ -210,6 +214,6 @@ class SimHub:
         self._settle()
 
 
-def _answer(host: Host, answer: Answer[T], result: T | P2PSyncError) -> None:
+def _answer(host: SimHost, answer: AnswerCallback[T], result: T | P2PSyncError) -> None:
     if host.alive:
         answer(result)

@@ -1,9 +1,8 @@
-"""Nodes that run the real core and lie in what they send."""
+"""Nodes that run the real core and send false messages."""
 
 from __future__ import annotations
 
 import numpy as np
-
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, ManifestGossip, Message, Request
 from p2psync.sim.node import SimNode
 from p2psync.swarm.actions import SendChunk
@@ -11,10 +10,10 @@ from p2psync.swarm.transfer import pack_bitmap
 
 
 class Corrupter(SimNode):
-    """Sends chunks with a flipped bit, or another chunk's bytes, which are well-formed and wrong."""
+    """Sends well-formed but wrong chunks: with a flipped bit, or with another chunk's bytes."""
 
     def give_chunk(self, action: SendChunk, data: bytes) -> None:
-        """Lie, in most cases."""
+        """Sends a wrong chunk in most cases."""
         rng = self.world.clock.rng
         pack = self.store.packs[action.id]
         wrong = data
@@ -22,14 +21,14 @@ class Corrupter(SimNode):
             others = [c for p in self.store.packs.values() for c in p.chunks[action.index : action.index + 1] if c]
             wrong = rng.choice(others)
         elif rng.random() < 0.8:
-            place = rng.randrange(len(data))
-            wrong = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+            at = rng.randrange(len(data))
+            wrong = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
         assert pack.manifest.verify_chunk(action.index, data)
         super().give_chunk(action, wrong)
 
 
 class Boaster(SimNode):
-    """Claims to hold all of everything, and answers no request at all."""
+    """Claims to hold every chunk, and answers no request."""
 
     def _peer_up(self, name: str, region: str) -> bool:
         accepted = super()._peer_up(name, region)
@@ -51,7 +50,7 @@ class Boaster(SimNode):
 
 
 class Flooder(SimNode):
-    """Sends again and again the chunks that it holds, to whom nobody asked for them."""
+    """Repeatedly sends the chunks that it holds to peers that did not request them."""
 
     def _peer_up(self, name: str, region: str) -> bool:
         accepted = super()._peer_up(name, region)
@@ -69,7 +68,7 @@ class Flooder(SimNode):
 
 
 class Babbler(SimNode):
-    """Sends bytes that are no frames."""
+    """Sends bytes that are not frames."""
 
     def _message(self, name: str, message: Message) -> None:
         super()._message(name, message)
@@ -78,7 +77,7 @@ class Babbler(SimNode):
 
 
 class Forger(SimNode):
-    """Offers manifests: with a flipped bit, old ones, and true ones under another's name."""
+    """Offers manifests with a flipped bit, old ones, and valid ones under another id."""
 
     def _peer_up(self, name: str, region: str) -> bool:
         accepted = super()._peer_up(name, region)
@@ -90,8 +89,8 @@ class Forger(SimNode):
         rng = self.world.clock.rng
         if self._signed:
             id, data = rng.choice([(id, signed.to_bytes()) for id, signed in sorted(self._signed.items())])
-            place = rng.randrange(len(data))
-            flipped = data[:place] + bytes([data[place] ^ 1 << rng.randrange(8)]) + data[place + 1 :]
+            at = rng.randrange(len(data))
+            flipped = data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :]
             self.links.send(
                 name,
                 rng.choice(
@@ -102,7 +101,7 @@ class Forger(SimNode):
             self.later(1.0, self._forge, name)
 
 
-#: By what they are called in a configuration.
+#: Liars by their name in a configuration.
 LIARS: dict[str, type[SimNode]] = {
     "corrupter": Corrupter,
     "boaster": Boaster,

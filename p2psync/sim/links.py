@@ -1,4 +1,4 @@
-"""The connections of a simulated node: bytes of real frames in and out, greetings, several connections of one peer."""
+"""The connections of a simulated node: real frames as bytes, handshakes, several connections per peer."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from p2psync.errors import FormatError
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, encode_chunk_header, encode_control
-from p2psync.sim.network import End, Host, Network
+from p2psync.sim.network import Endpoint, SimHost, SimNetwork
 
 
 @dataclass
-class PeerEvents:
-    """What the node is told. up answers whether the peer is accepted."""
+class LinkCallbacks:
+    """The node's callbacks. up returns whether the peer is accepted."""
 
     up: Callable[[str, str], bool]
     down: Callable[[str], None]
@@ -22,22 +22,22 @@ class PeerEvents:
 
 
 @dataclass
-class _Links:
+class _PeerConnections:
     instance: str
     region: str
-    ends: list[End] = field(default_factory=list)
+    ends: list[Endpoint] = field(default_factory=list)
 
 
-class Links:
-    """All connections of one process. `close_all` ends it: nothing is called afterwards."""
+class PeerLinks:
+    """All connections of one process. After `close_all` no callback is called."""
 
-    def __init__(self, network: Network, host: Host, hello: Hello, events: PeerEvents) -> None:
+    def __init__(self, network: SimNetwork, host: SimHost, hello: Hello, events: LinkCallbacks) -> None:
         self._network = network
         self._host = host
         self._hello = encode_control(hello)
         self._name = hello.node
         self._events = events
-        self._links: dict[str, _Links] = {}
+        self._links: dict[str, _PeerConnections] = {}
         self._over = False
         host.accept = lambda end: self._begin(end, None)
 
@@ -51,7 +51,7 @@ class Links:
         self._network.dial(self._host, name, lambda end: self._begin(end, name), failed)
 
     def send(self, name: str, message: Control) -> None:
-        """Send a control message; dropped if the peer is gone."""
+        """Sends a control message; dropped if the peer is gone."""
         links = self._links.get(name)
         if links is not None:
             links.ends[0].send(encode_control(message))
@@ -59,7 +59,7 @@ class Links:
     def send_chunk(
         self, name: str, short: bytes, index: int, data: bytes, left: Callable[[], None], tag: int = 0
     ) -> None:
-        """Send a chunk; `left` is called once it has left."""
+        """Sends a chunk; calls `left` once it has left the uplink."""
         links = self._links.get(name)
         if links is None:
             left()
@@ -67,13 +67,13 @@ class Links:
             links.ends[-1].send(encode_chunk_header(short, index, len(data), tag) + data, left)
 
     def send_raw(self, name: str, data: bytes) -> None:
-        """Send bytes that are no frame (a liar does)."""
+        """Sends bytes that are not a frame, for liars."""
         links = self._links.get(name)
         if links is not None:
             links.ends[0].send(data)
 
     def hang_up(self, name: str) -> None:
-        """Close every connection to a peer."""
+        """Closes every connection to a peer."""
         links = self._links.pop(name, None)
         if links is not None:
             for end in links.ends:
@@ -81,15 +81,15 @@ class Links:
             self._events.down(name)
 
     def close_all(self) -> None:
-        """The process is over."""
+        """Ends the process."""
         self._over = True
         self._links.clear()
 
     def connected(self, name: str) -> bool:
-        """Whether there is a greeted connection to this peer."""
+        """Whether a connection to this peer has completed its handshake."""
         return name in self._links
 
-    def _begin(self, end: End, dialled: str | None) -> None:
+    def _begin(self, end: Endpoint, dialled: str | None) -> None:
         if self._over:
             end.close()
             return
@@ -125,7 +125,7 @@ class Links:
         end.on_data, end.on_close = data, closed
         end.send(self._hello)
 
-    def _greeted(self, end: End, hello: Hello, dialled: str | None, peer: list[str]) -> None:
+    def _greeted(self, end: Endpoint, hello: Hello, dialled: str | None, peer: list[str]) -> None:
         name = hello.node
         links = self._links.get(name)
         if links is not None and links.instance != hello.instance:
@@ -137,9 +137,9 @@ class Links:
                 self._events.dial_failed(dialled)
             return
         peer.append(name)
-        self._links.setdefault(name, _Links(hello.instance, hello.region)).ends.append(end)
+        self._links.setdefault(name, _PeerConnections(hello.instance, hello.region)).ends.append(end)
 
-    def _drop(self, name: str, end: End) -> None:
+    def _drop(self, name: str, end: Endpoint) -> None:
         links = self._links.get(name)
         if links is None or end not in links.ends:
             return
@@ -151,8 +151,8 @@ class Links:
             self._events.up(name, links.region)
 
 
-def _feed(network: Network, reader: FrameReader, data: bytes) -> list[Message]:
-    """Feed what was received, sometimes in two pieces, as a stream comes."""
+def _feed(network: SimNetwork, reader: FrameReader, data: bytes) -> list[Message]:
+    """Feeds received bytes to the reader, sometimes in two pieces, as from a stream."""
     if network.clock.rng.random() < 0.1:
         middle = network.clock.rng.randrange(len(data))
         return reader.feed(data[:middle]) + reader.feed(data[middle:])

@@ -1,7 +1,7 @@
-"""The simulated shell of a node: carries out what `NodeCore` decides, in virtual time.
+"""The simulated shell of a node: carries out the actions of `NodeCore` in virtual time.
 
-A node outlives its process: `crash` ends the process, `start` begins a new one over the same disk and engine. Answers
-to a process that has ended are dropped, as a real one's are.
+A node outlives its process: `crash` ends the process, `start` begins a new one with the same disk and engine. Replies
+to a process that has ended are dropped, as with a real one.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.sim.disk import SimStore
 from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
-from p2psync.sim.links import Links, PeerEvents
-from p2psync.sim.network import Host, Network
+from p2psync.sim.links import LinkCallbacks, PeerLinks
+from p2psync.sim.network import SimHost, SimNetwork
 from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.follower import (
     AbandonStage,
@@ -37,37 +37,39 @@ from p2psync.swarm.follower import (
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
 
-#: Seconds that an engine takes.
+#: Seconds of an engine's operations.
 OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
 
 
-class Watcher(Protocol):
-    """Who is told what nodes do, and holds it against the invariants."""
+class NodeObserver(Protocol):
+    """Observes nodes, and checks them against the invariants."""
 
     def started(self, node: SimNode) -> None:
-        """A process began."""
+        """A process started."""
 
     def ended(self, node: SimNode) -> None:
         """A process is about to end."""
 
     def committed(self, node: SimNode, position: Position) -> None:
-        """Other bits became live, or the same under another name."""
+        """Other bits became live, or the same under another version."""
 
     def banned(self, node: SimNode, ban: Ban) -> None:
-        """A peer was shut out."""
+        """A peer was banned."""
 
     def received(self, node: SimNode, peer: str, chunk: Chunk, needed: bool) -> None:
-        """A chunk was given to the core; needed: whether it waited for it before."""
+        """The core received a chunk; needed: whether it was waiting for it."""
 
 
-class World:
-    """What all nodes of a simulation share."""
+class SimWorld:
+    """The objects that all nodes of a simulation share."""
 
-    def __init__(self, clock: Clock, network: Network, hub: SimHub, watcher: Watcher, trusted: bytes) -> None:
+    def __init__(
+        self, clock: VirtualClock, network: SimNetwork, hub: SimHub, observer: NodeObserver, trusted: bytes
+    ) -> None:
         self.clock = clock
         self.network = network
         self.hub = hub
-        self.watcher = watcher
+        self.observer = observer
         self.trusted = frozenset({trusted})
 
 
@@ -76,8 +78,8 @@ class SimNode:
 
     def __init__(
         self,
-        world: World,
-        host: Host,
+        world: SimWorld,
+        host: SimHost,
         info: NodeInfo,
         config: NodeConfig,
         engine: MemoryEngine | None,
@@ -88,15 +90,15 @@ class SimNode:
         self.config = config
         self.engine = engine
         self.store = SimStore()
-        #: Seconds that this node's clock is ahead of the world's; never set back while a process runs.
+        #: Seconds by which this node's clock is ahead of the simulation's; never lowered while a process runs.
         self.skew = 0.0
-        #: What the engine's next commits fail with.
+        #: Number of the engine's next commits that fail.
         self.commit_failures = 0
         self.processes = 0
-        #: Versions that the hub told this node of, or of what leads on from them: (number, digest).
-        self.told: set[tuple[int, bytes]] = set()
+        #: Versions that the hub has announced to this node, and their bases: (version, digest).
+        self.announced_versions: set[tuple[int, bytes]] = set()
         self.core: NodeCore
-        self.links: Links
+        self.links: PeerLinks
         self._armed = float("inf")
         self._draining = False
 
@@ -113,7 +115,7 @@ class SimNode:
         return self.world.clock.now + self.skew
 
     def start(self) -> None:
-        """Begin a process over what the last one left."""
+        """Starts a process from the last one's disk and engine."""
         self.processes += 1
         self.host.alive = True
         self._armed = float("inf")
@@ -125,20 +127,20 @@ class SimNode:
             follower = Follower(self.engine.position, self.engine.local_digest(), turn_bytes=0)
         self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
-        events = PeerEvents(self._peer_up, self._peer_down, self._message, self._dial_failed)
-        self.links = Links(self.world.network, self.host, hello, events)
+        events = LinkCallbacks(self._peer_up, self._peer_down, self._message, self._dial_failed)
+        self.links = PeerLinks(self.world.network, self.host, hello, events)
         for id, pack in self.store.packs.items():
             self._signed[id] = pack.signed
             self.core.offer(id, pack.manifest, pack.held(), self.now)
             if follower is not None:
                 follower.manifest(id.hex(), pack.manifest, self.now)
         self.world.clock.note("start", self.info.node, self.processes)
-        self.world.watcher.started(self)
+        self.world.observer.started(self)
         self.drain()
 
     def crash(self) -> None:
-        """The process ends without a word."""
-        self.world.watcher.ended(self)
+        """Ends the process silently."""
+        self.world.observer.ended(self)
         self.world.clock.note("crash", self.info.node)
         self.links.close_all()
         self.world.network.crash(self.host)
@@ -147,7 +149,7 @@ class SimNode:
     # ---- driving the core ------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Carry out what the core wants, and set the next alarm."""
+        """Carries out the core's actions, and schedules its next wake-up."""
         if self._draining:
             return
         self._draining = True
@@ -161,15 +163,15 @@ class SimNode:
         wake = self.core.next_wake(self.now)
         if wake < self._armed:
             self._armed = wake
-            self.world.clock.at(wake - self.skew, self._alarm, self.processes, wake)
+            self.world.clock.at(wake - self.skew, self._wake_up, self.processes, wake)
 
-    def _alarm(self, process: int, wake: float) -> None:
+    def _wake_up(self, process: int, wake: float) -> None:
         if process == self.processes and self.host.alive and wake == self._armed:
             self._armed = float("inf")
             self.drain()
 
     def later(self, delay: float, call: Callable[..., None], *arguments: object) -> None:
-        """Call within this process after a delay, then drain."""
+        """Calls within this process after a delay, then drains."""
         self.world.clock.after(delay, self._in_process, self.processes, call, arguments)
 
     def _in_process(self, process: int, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
@@ -192,7 +194,7 @@ class SimNode:
             case Hangup():
                 self.links.hang_up(action.peer)
             case Ban():
-                self.world.watcher.banned(self, action)
+                self.world.observer.banned(self, action)
             case Recheck():
                 self._recheck(action)
             case Complete() | Widen():
@@ -237,7 +239,7 @@ class SimNode:
             self.world.clock.note("chunk", self.info.node, name, message.index)
             needed = self.core.swarm.needs(message.manifest, message.index)
             self.core.receive(name, message, self.now)
-            self.world.watcher.received(self, name, message, needed)
+            self.world.observer.received(self, name, message, needed)
         else:
             self.core.receive(name, message, self.now)
         self.drain()
@@ -245,7 +247,7 @@ class SimNode:
     # ---- chunks ----------------------------------------------------------------------------------------------------
 
     def send_chunk(self, action: SendChunk) -> None:
-        """Read a chunk and send it."""
+        """Reads a chunk and sends it."""
         pack = self.store.packs.get(action.id)
         data = pack.read(action.index) if pack is not None else None
         if pack is None or data is None:
@@ -255,7 +257,7 @@ class SimNode:
         self.give_chunk(action, data)
 
     def give_chunk(self, action: SendChunk, data: bytes) -> None:
-        """Send these bytes as the chunk."""
+        """Sends these bytes as the chunk."""
         size, process = action.size, self.processes
 
         def left() -> None:
@@ -334,12 +336,12 @@ class SimNode:
 
     def _note(self, view: View) -> None:
         for a in view.lineage:
-            self.told.add((a.version, bytes.fromhex(a.digest)))
+            self.announced_versions.add((a.version, bytes.fromhex(a.digest)))
             if a.base is not None:
-                self.told.add((a.base, bytes.fromhex(a.base_digest)))
+                self.announced_versions.add((a.base, bytes.fromhex(a.base_digest)))
 
     def on_view(self, view: View) -> None:
-        """The hub's view changed (a trainer looks at it too)."""
+        """The hub's view changed."""
 
     def _get_manifest(self, action: GetManifest) -> None:
         def answer(data: bytes | P2PSyncError | None) -> None:
@@ -391,7 +393,7 @@ class SimNode:
         assert self.engine is not None
         taken = self.engine.adopt(action.position)
         if taken:
-            self.world.watcher.committed(self, action.position)
+            self.world.observer.committed(self, action.position)
         self.core.adopted(action, action.position if taken else None, self.now)
 
     def _open_stage(self, action: OpenStage) -> None:
@@ -429,15 +431,15 @@ class SimNode:
         try:
             if stage is None or self.commit_failures > 0:
                 self.commit_failures -= 1
-                raise EngineError("the engine would not")
+                raise EngineError("the engine refused")
             commit = stage.commit()
         except P2PSyncError as error:
             self._engine_failed(action, error)
             return
         self.world.clock.note("commit", self.info.node, commit.position.version, commit.position.digest.hex())
-        self.world.watcher.committed(self, commit.position)
+        self.world.observer.committed(self, commit.position)
         self.core.committed(action, commit.position, self.now)
 
 
 def _nothing() -> None:
-    """Only so that the node drains."""
+    """Does nothing; scheduled so that the node drains."""

@@ -1,7 +1,7 @@
-"""A planner for the simulator: any valid trees over the members, without regard for what they can send.
+"""A planner for the simulator: arbitrary valid trees over the members, regardless of their rates.
 
-A swarm must come through with the worst plans: a star, a chain, chains in different orders, trees drawn at random,
-trees whose neighbours cannot reach each other, plans that leave nodes out, and none at all.
+A swarm must converge with the worst plans: a star, a chain, chains in different orders, random trees, trees whose
+neighbours cannot reach each other, plans that leave nodes out, and no plan.
 """
 
 from __future__ import annotations
@@ -10,54 +10,55 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
-from p2psync.protocol.plan import NodePlan, TreePlace
 
-#: Parents by index, -1 at the trainer, which is the first; a parent stands before its children.
+from p2psync.protocol.plan import NodePlan, TreePosition
+
+#: Parents by index; -1 at the trainer, which is first. A parent precedes its children.
 _Tree = list[int]
 
 
 @dataclass(frozen=True)
-class SimBook:
-    """A plan. trees: per tree the parent of each node by name, "" of the trainer."""
+class SimPlanResult:
+    """A plan. trees: for each tree the parent of each node by name, "" for the trainer."""
 
     revision: int
     shares: list[int]
     trees: list[dict[str, str]]
-    remarks: dict[str, str] = field(default_factory=dict)
+    diagnostics: dict[str, str] = field(default_factory=dict)
 
     def node_plan(self, node: str) -> NodePlan | None:
-        """See `PlanBook`."""
+        """See `PlanResult`."""
         if node not in self.trees[0]:
             return None
         peers: dict[str, int] = {}
-        places = []
+        positions = []
         for tree in self.trees:
             children = [peers.setdefault(child, len(peers)) for child, parent in tree.items() if parent == node]
             parent = peers.setdefault(tree[node], len(peers)) if tree[node] else -1
-            places.append(TreePlace(parent, children, _depth(tree, node), 1.0))
-        return NodePlan(self.revision, list(peers), self.shares, places)
+            positions.append(TreePosition(parent, children, _depth(tree, node), 1.0))
+        return NodePlan(self.revision, list(peers), self.shares, positions)
 
 
 class SimPlanner:
-    """Draws each plan's kind and trees; fails now and then. The same generator gives the same plans."""
+    """Draws each plan's kind and trees, and sometimes fails. Equal generators give equal plans."""
 
     def __init__(self, rng: random.Random, failures: float = 0.1) -> None:
-        """failures: chance of each plan to fail."""
+        """failures: probability that a plan fails."""
         self._rng = rng
         self._failures = failures
         self._revision = 0
 
     def warm(self) -> None:
-        """There is nothing to compile."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """There is nothing to end."""
+        """Does nothing."""
 
-    def plan(self, task: PlanTask) -> SimBook:
-        """See `Planner`. Raises `ArithmeticError` now and then."""
+    def plan(self, task: PlanTask) -> SimPlanResult:
+        """See `Planner`. Raises `ArithmeticError` with probability `failures`."""
         rng = self._rng
         if rng.random() < self._failures:
-            raise ArithmeticError("the planner would not")
+            raise ArithmeticError("the planner failed")
         names = [m.info.node for m in task.members if m.info.node != task.trainer]
         if len(names) > 1 and rng.random() < 0.2:
             names.remove(rng.choice(names))
@@ -71,7 +72,7 @@ class SimPlanner:
             trees.append(
                 {name: order[parent] if parent >= 0 else "" for name, parent in zip(order, parents, strict=True)}
             )
-        return SimBook(self._revision, [rng.randint(1, 9) for _ in trees], trees)
+        return SimPlanResult(self._revision, [rng.randint(1, 9) for _ in trees], trees)
 
 
 def _star(_rng: random.Random, nodes: int) -> _Tree:

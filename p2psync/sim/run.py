@@ -1,4 +1,4 @@
-"""One simulation from its seed: the faults, the publishing, the end, and the report."""
+"""Runs one simulation from its seed: the faults, the publishing, the end, and the report."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from p2psync.sim.faults import schedule
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
 
-#: Events after which a simulation is taken for one that runs in circles.
+#: Events after which a simulation counts as an endless loop.
 MAX_EVENTS = 400_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimReport:
-    """What a simulation came to. Seconds of virtual time, bytes.
+    """The results of a simulation. Seconds of virtual time, bytes.
 
-    makespans: of the versions that every actor of the end committed, from publish to the last commit. converged_after:
-    from the last fault until all were at the head. trainer_bytes: chunks sent by trainers; payload_bytes: of all
-    manifests published. trace: a fingerprint of all that happened.
+    makespans: of the versions that every actor alive at the end committed, from publication to the last commit.
+    converged_after: from the last fault until all ran the newest version. trainer_bytes: chunks sent by trainers.
+    payload_bytes: of all published manifests. trace: a fingerprint of all events.
     """
 
     seed: int
@@ -39,7 +39,7 @@ class SimReport:
 
 
 class SimFailure(Exception):
-    """An invariant does not hold; says how to see it again. kind: the invariant's short name."""
+    """An invariant is violated; the message says how to replay it. kind: the invariant's short name."""
 
     def __init__(self, seed: int, error: InvariantError) -> None:
         super().__init__(f"{error}\nreplay it with: python -m p2psync.sim --seeds {seed}:{seed + 1}")
@@ -48,31 +48,31 @@ class SimFailure(Exception):
 
 
 def run_sim(seed: int, config: SimConfig | None = None) -> SimReport:
-    """Simulate. Raises `SimFailure` when an invariant does not hold. The same arguments give the same report."""
+    """Simulates a seed. Raises `SimFailure` when an invariant is violated. Equal arguments give equal reports."""
     sim = Simulation(seed, config or SimConfig())
     try:
-        calm = _run(sim)
-        return _report(seed, sim, calm)
+        faults_end = _run(sim)
+        return _report(seed, sim, faults_end)
     except InvariantError as error:
         raise SimFailure(seed, error) from error
 
 
 def _run(sim: Simulation) -> float:
-    """Returns when faults stopped."""
+    """Runs the simulation; returns when faults stopped (seconds)."""
     config = sim.config
-    calm = 1.0 + config.versions * config.every
+    faults_end = 1.0 + config.versions * config.every
     for node in list(sim.nodes):
         sim.clock.at(sim.rng.uniform(0.0, 1.0), _start_once, node)
     for i in range(config.versions):
         sim.clock.at(0.5 + i * config.every, _publish, sim)
-    schedule(sim, calm)
-    sim.clock.run(calm, lambda: _spinning(sim))
+    schedule(sim, faults_end)
+    sim.clock.run(faults_end, lambda: _check_events(sim))
     sim.clock.note("calm")
-    # The last version comes when all is well again, so that none is excused.
+    # The last version is published after all faults, so that no node is excused.
     _publish(sim)
-    sim.clock.run(calm + config.bound, lambda: _spinning(sim) or _is_over(sim))
-    sim.referee.check_end(sim.nodes, sim.trainer.head, config.bound)
-    return calm
+    sim.clock.run(faults_end + config.bound, lambda: _check_events(sim) or _is_over(sim))
+    sim.invariants.check_end(sim.nodes, sim.trainer.head, config.bound)
+    return faults_end
 
 
 def _start_once(node: SimNode) -> None:
@@ -85,33 +85,33 @@ def _publish(sim: Simulation) -> None:
         sim.trainer.publish()
 
 
-def _spinning(sim: Simulation) -> bool:
+def _check_events(sim: Simulation) -> bool:
     if sim.clock.events > MAX_EVENTS:
         raise InvariantError("busy", f"{sim.clock.events} events in {sim.clock.now:.1f} s")
     return False
 
 
 def _is_over(sim: Simulation) -> bool:
-    return sim.clock.events % 16 == 0 and sim.referee.has_converged(sim.nodes, sim.trainer.head)
+    return sim.clock.events % 16 == 0 and sim.invariants.has_converged(sim.nodes, sim.trainer.head)
 
 
-def _report(seed: int, sim: Simulation, calm: float) -> SimReport:
-    referee = sim.referee
+def _report(seed: int, sim: Simulation, faults_end: float) -> SimReport:
+    invariants = sim.invariants
     for node in sim.nodes:
         if node.alive:
-            referee.ended(node)
+            invariants.ended(node)
     return SimReport(
         seed=seed,
         trace=sim.clock.trace,
         events=sim.clock.events,
         seconds=sim.clock.now,
-        converged_after=sim.clock.now - calm,
-        makespans=referee.makespans(sim.nodes),
-        trainer_bytes=referee.trainer_bytes,
-        payload_bytes=referee.payload_bytes,
-        received_bytes=referee.received_bytes,
-        wasted_bytes=referee.wasted_bytes,
-        commits=referee.commits,
-        bans=referee.bans,
+        converged_after=sim.clock.now - faults_end,
+        makespans=invariants.makespans(sim.nodes),
+        trainer_bytes=invariants.trainer_bytes,
+        payload_bytes=invariants.payload_bytes,
+        received_bytes=invariants.received_bytes,
+        wasted_bytes=invariants.wasted_bytes,
+        commits=invariants.commits,
+        bans=invariants.bans,
         nodes=sum(not isinstance(node, SimTrainer) for node in sim.nodes),
     )

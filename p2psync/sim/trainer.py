@@ -1,7 +1,7 @@
-"""A simulated trainer: makes versions, keeps them durable, and announces until the hub has them all.
+"""A simulated trainer: publishes versions durably, and announces them until the hub has them all.
 
-What it knows of its run (run, epoch, the newest version's name, its packs) is on disk and outlives its process, except
-that a trainer which takes over from another begins with a copy of some of that one's disk.
+The state of its run (run, epoch, the newest version's name, its packs) is on disk and outlives its process; a trainer
+that takes over from another starts with a copy of part of that one's disk.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import FencedError, LeaseError, P2PSyncError
 from p2psync.membership.acceptance import Acceptance
-from p2psync.membership.epochs import DRAWN_BITS, EPOCH_ZERO, next_epoch
+from p2psync.membership.epochs import EPOCH_ZERO, RANDOM_BITS, next_epoch
 from p2psync.membership.hub import HubCore
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import (
     Announce,
     Announced,
@@ -33,24 +33,24 @@ from p2psync.protocol.lineage import resolve
 from p2psync.protocol.manifest import Manifest, SignedManifest
 from p2psync.protocol.versions import Position
 from p2psync.sim.disk import SimPack
-from p2psync.sim.network import Host
-from p2psync.sim.node import SimNode, World
-from p2psync.sim.weights import Coded, History, Name, signed_manifest
+from p2psync.sim.network import SimHost
+from p2psync.sim.node import SimNode, SimWorld
+from p2psync.sim.weights import CodedVersion, ModelHistory, VersionName, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
-_RETRY = 0.4
-#: How often it looks for an actor that runs the newest version; how long peers have to bring what is damaged (seconds).
-ACCEPTANCE_EVERY, _REPLACE_AFTER = 3.0, 3.0
-#: When simulations begin, in seconds after the first epoch.
-_BEGAN = 1e6
-#: How much later than peers the hub may hear of a version (seconds).
-HUB_LATER = (0.0, 0.3, 2.0)
+_RETRY_SECONDS = 0.4
+#: Seconds between checks whether an actor runs the newest version; seconds that peers have to supply a damaged chunk.
+ACCEPTANCE_CHECK_SECONDS, _REPLACE_SECONDS = 3.0, 3.0
+#: Start of the simulations, in seconds after `EPOCH_ZERO`.
+_START_SECONDS = 1e6
+#: Seconds by which the hub may learn of a version later than peers do.
+HUB_DELAY_SECONDS = (0.0, 0.3, 2.0)
 
 
-class Registrar(Protocol):
-    """Who is told which bits each manifest stands for."""
+class PublishObserver(Protocol):
+    """Learns which bits each manifest represents."""
 
-    def published(self, trainer: SimTrainer, manifest: Manifest, name: Name) -> None:
+    def published(self, trainer: SimTrainer, manifest: Manifest, name: VersionName) -> None:
         """A manifest is durable at a trainer, and about to be announced."""
 
 
@@ -59,38 +59,39 @@ class SimTrainer(SimNode):
 
     def __init__(
         self,
-        world: World,
-        host: Host,
+        world: SimWorld,
+        host: SimHost,
         info: NodeInfo,
         config: NodeConfig,
         *,
-        bits: History,
+        bits: ModelHistory,
         key: Ed25519PrivateKey,
         run: str,
         epoch: int,
-        registrar: Registrar,
+        publish_observer: PublishObserver,
         anchor_every: int,
         keep: int,
     ) -> None:
-        """epoch: of the first claim, one less. anchor_every, keep: versions between anchors, and deltas kept before."""
+        """epoch: of the first claim, less one. anchor_every: versions between anchors. keep: deltas kept before an
+        anchor."""
         super().__init__(world, host, info, config, None)
         self.bits = bits
         self.key = key
         self.run = run
         self.epoch = epoch
-        self.name: Name = ()
+        self.name: VersionName = ()
         self.fenced = False
-        #: Seconds that its idea of the date is ahead.
+        #: Seconds by which its wall clock is ahead.
         self.unix_skew = 0.0
-        self._registrar = registrar
+        self._publish_observer = publish_observer
         self._anchor_every = anchor_every
         self._keep = keep
 
     def start(self) -> None:
-        """Begin a process: take the run over at the next epoch, and announce what the disk holds."""
+        """Starts a process: takes the run over at the next epoch, and announces the disk's versions."""
         clock = self.world.clock
-        unix = EPOCH_ZERO + _BEGAN + clock.now + self.unix_skew
-        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(DRAWN_BITS))
+        unix = EPOCH_ZERO + _START_SECONDS + clock.now + self.unix_skew
+        self.epoch = next_epoch(self.epoch, 0, unix, clock.rng.getrandbits(RANDOM_BITS))
         self._token: str | None = None
         self._known: set[str] = set()
         self._retire: set[str] = set()
@@ -99,13 +100,13 @@ class SimTrainer(SimNode):
         self._acceptance = Acceptance()
         super().start()
         self.later(0.0, self.sync)
-        self.later(ACCEPTANCE_EVERY, self._look)
+        self.later(ACCEPTANCE_CHECK_SECONDS, self._check_acceptance)
         for id, pack in self.store.packs.items():
-            if any(chunk is None for chunk in pack.chunks):  # it was found damaged, and this process ended before more
-                self.later(_REPLACE_AFTER, self._replace_pack, id)
+            if any(chunk is None for chunk in pack.chunks):  # damage was found, and the process ended before the repair
+                self.later(_REPLACE_SECONDS, self._replace_pack, id)
 
     def copy_disk(self, other: SimTrainer, versions: int) -> None:
-        """Before the first start: begin with the first `versions` versions of another trainer."""
+        """Before the first start: copies the first `versions` versions of another trainer."""
         self.name = other.name[:versions]
         self.epoch = other.epoch
         for id, pack in other.store.packs.items():
@@ -113,7 +114,7 @@ class SimTrainer(SimNode):
                 self.store.packs[id] = SimPack(pack.manifest, pack.signed, list(pack.chunks))
 
     def restore(self, versions: int) -> None:
-        """While no process runs: the disk becomes a backup of the time of the first `versions` versions."""
+        """While no process runs: replaces the disk by a backup from the time of the first `versions` versions."""
         self.name = self.name[:versions]
         self.epoch = min(self.epoch, self.name[0]) - 1
         for id in [id for id, pack in self.store.packs.items() if pack.manifest.version >= versions]:
@@ -121,7 +122,7 @@ class SimTrainer(SimNode):
 
     @property
     def head(self) -> Position | None:
-        """What this trainer published last."""
+        """The version that this trainer published last."""
         newest = max((p.manifest for p in self.store.packs.values()), key=_order, default=None)
         if newest is None:
             return None
@@ -130,9 +131,9 @@ class SimTrainer(SimNode):
     # ---- publishing ------------------------------------------------------------------------------------------------
 
     def publish(self, *, anchor: bool = False) -> None:
-        """Make the next version durable, and have it announced; nothing once fenced.
+        """Makes the next version durable, and has it announced; does nothing once fenced.
 
-        anchor: write it out whole too. Whoever takes over must, since the way to where it begins may be gone.
+        anchor: also write an anchor. A trainer that takes over must, since the path to its first version may be gone.
         """
         if self.fenced:
             return
@@ -146,7 +147,7 @@ class SimTrainer(SimNode):
             self._make(None, self.name)
             self._prune(version)
         self._squash()
-        self.later(self.world.clock.rng.choice(HUB_LATER), self.sync)
+        self.later(self.world.clock.rng.choice(HUB_DELAY_SECONDS), self.sync)
 
     def _squash(self) -> None:
         """One delta from where an actor was when the hub was last heard of, if that is two versions or more behind."""
@@ -158,36 +159,36 @@ class SimTrainer(SimNode):
         if behind and (behind[0], newest) not in made:
             self._make(self.name[: behind[0] + 1], self.name)
 
-    def describe(self, base: Name | None, name: Name) -> tuple[Coded, Manifest, SignedManifest]:
+    def describe(self, base: VersionName | None, name: VersionName) -> tuple[CodedVersion, Manifest, SignedManifest]:
         """Code and sign the delta between two versions, or the anchor of one."""
         coded, created = self.bits.coded(base, name), self.world.clock.now
         signed = signed_manifest(self.bits, coded, self.key, run=self.run, epoch=self.epoch, created=created)
         return coded, *signed
 
-    def _make(self, base: Name | None, name: Name) -> None:
+    def _make(self, base: VersionName | None, name: VersionName) -> None:
         coded, manifest, signed = self.describe(base, name)
         pack = self.store.add(manifest, signed)
         pack.chunks = list(coded.chunks)
-        self._registrar.published(self, manifest, name)
+        self._publish_observer.published(self, manifest, name)
         flags = np.ones(manifest.chunks, np.bool_)
         self.core.offer(signed.id, manifest, flags, self.now, signed.to_bytes())
         self.core.membership.running(manifest.version, manifest.digest.hex(), self.now)
         self._acceptance.published(position_of(manifest), self.now)
 
     def _prune(self, anchor: int) -> None:
-        """What an anchor makes needless is taken back, and removed once the hub has agreed."""
+        """Retires what an anchor makes needless; it is removed once the hub has agreed."""
         for id, pack in self.store.packs.items():
             m = pack.manifest
             stale = m.version < anchor if m.base is None else m.base < anchor - self._keep
             if stale:
                 self._retire.add(id.hex())
 
-    # ---- what goes wrong -------------------------------------------------------------------------------------------
+    # ---- damage -------------------------------------------------------------------------------------------
 
     def lost(self, id: bytes, index: int) -> None:
-        """A chunk is damaged: peers may have it; else the manifest is taken back, and what it led to replaced."""
+        """A chunk is damaged: peers may supply it; otherwise its manifest is retired and replaced."""
         super().lost(id, index)
-        self.later(_REPLACE_AFTER, self._replace_pack, id)
+        self.later(_REPLACE_SECONDS, self._replace_pack, id)
 
     def _replace_pack(self, id: bytes) -> None:
         pack = self.store.packs.get(id)
@@ -195,7 +196,7 @@ class SimTrainer(SimNode):
             return
         self._retire.add(id.hex())
         rest = [
-            in_short(pack.manifest, other, 0)
+            to_announcement(pack.manifest, other, 0)
             for other, pack in self.store.packs.items()
             if other.hex() not in self._retire
         ]
@@ -205,8 +206,8 @@ class SimTrainer(SimNode):
         self.sync()
 
     def replace(self, reason: str) -> None:
-        """No actor can run the newest version: what was signed is held against the bits themselves, and what is not
-        right is taken back; the version after it is written out whole."""
+        """No actor can run the newest version: checks the signed digests against the bits, retires wrong manifests, and
+        writes the next version as an anchor."""
         self.world.clock.note("replace", self.info.node, reason)
         names = {len(name) - 1: name for name in (self.name[: k + 1] for k in range(len(self.name)))}
         for id, pack in self.store.packs.items():
@@ -217,16 +218,16 @@ class SimTrainer(SimNode):
         self._make(None, self.name)
         self.sync()
 
-    def _look(self) -> None:
-        """Ask the hub whether some actor runs the newest version."""
-        self.later(ACCEPTANCE_EVERY, self._look)
+    def _check_acceptance(self) -> None:
+        """Asks the hub whether an actor runs the newest version."""
+        self.later(ACCEPTANCE_CHECK_SECONDS, self._check_acceptance)
         if self.fenced or self._acceptance.settled:
             return
         process = self.processes
 
         def answer(status: Status | P2PSyncError) -> None:
             if process == self.processes and isinstance(status, Status):
-                reason = self._acceptance.look(status.view.members, self.now)
+                reason = self._acceptance.check(status.view.members, self.now)
                 if reason is not None:
                     self.replace(reason)
                 self.drain()
@@ -237,7 +238,7 @@ class SimTrainer(SimNode):
     # ---- the hub ---------------------------------------------------------------------------------------------------
 
     def on_view(self, view: View) -> None:
-        """A hub that was started anew knows nothing; manifests of a trainer that was fenced are taken back."""
+        """Announces again to a restarted hub, and retires the manifests of a fenced trainer."""
         if view.instance != self._hub_instance:
             self._hub_instance = view.instance
             self._token = None
@@ -249,7 +250,7 @@ class SimTrainer(SimNode):
         self.sync()
 
     def sync(self) -> None:
-        """Bring the hub closer to what the disk holds, one request at a time."""
+        """Sends the hub what it lacks, one request at a time."""
         if self._busy or self.fenced:
             return
         if self._token is None:
@@ -266,7 +267,7 @@ class SimTrainer(SimNode):
             )
 
     def _unannounced(self) -> list[SimPack]:
-        """Manifests that the hub lacks, in rising order of epochs and versions, a few at a time."""
+        """Returns manifests that the hub lacks, in rising order of epochs and versions, three at most."""
         packs = [
             p for id, p in self.store.packs.items() if id.hex() not in self._known and id.hex() not in self._retire
         ]
@@ -316,7 +317,7 @@ class SimTrainer(SimNode):
             elif isinstance(result, P2PSyncError):
                 if isinstance(result, LeaseError):
                     self._token = None
-                self.later(_RETRY, self.sync)
+                self.later(_RETRY_SECONDS, self.sync)
             else:
                 then(result)
                 self.sync()
@@ -326,7 +327,7 @@ class SimTrainer(SimNode):
 
 
 def position_of(manifest: Manifest) -> Position:
-    """Where a manifest leads."""
+    """Returns the version that a manifest leads to."""
     return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
 
 

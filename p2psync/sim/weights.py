@@ -1,7 +1,7 @@
 """A tiny model and its versions: real bits, coded by the real codec, made once and shared by all simulations.
 
-A version is named by the choices that led to it, one number for each step from version 0, so that a fork has another
-name, and other bits, than the version of the same number that it replaces.
+A version's name is the sequence of choices that led to it, one number per step from version 0, so that a fork has
+another name, and other bits, than the version of the same number that it replaces.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
 from p2psync.protocol.messages import NO_VERSION
 
-Name: TypeAlias = tuple[int, ...]
+VersionName: TypeAlias = tuple[int, ...]
 
 BLOCK_UNITS = 1 << 16
 CHUNK_BYTES = 4096
-#: Different models, so that simulations do not all see the same bits.
+#: Number of different models, so that not all simulations use the same bits.
 MODELS = 4
 _TENSORS = (("BF16", (48, 32), 10), ("F32", (600,), 2), ("U8", (2500,), 1), ("F16", (7,), 1))
 
 
 @dataclass(frozen=True)
-class Weights:
+class ModelWeights:
     """All bits of one version, tensor by tensor, and their digest (16 bytes)."""
 
     units: tuple[Units, ...]
@@ -39,11 +39,11 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Coded:
-    """An anchor or delta, not yet signed by any trainer."""
+class CodedVersion:
+    """An anchor or delta, not yet signed."""
 
-    base: Name | None
-    name: Name
+    base: VersionName | None
+    name: VersionName
     table: bytes
     chunks: tuple[bytes, ...]
     first_rows: tuple[int, ...]
@@ -51,32 +51,32 @@ class Coded:
     total: int
 
 
-class History:
-    """Every version of one model that some simulation came to."""
+class ModelHistory:
+    """Every version of one model that some simulation has used."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.specs = _specs()
-        self._weights: dict[Name, Weights] = {}
-        self._coded: dict[tuple[Name | None, Name], Coded] = {}
+        self._weights: dict[VersionName, ModelWeights] = {}
+        self._coded: dict[tuple[VersionName | None, VersionName], CodedVersion] = {}
         self._blocks: dict[tuple[bytes, bytes], list[Block]] = {}
 
-    def weights(self, name: Name) -> Weights:
-        """The bits of a version; read-only."""
+    def weights(self, name: VersionName) -> ModelWeights:
+        """Returns the bits of a version; read-only."""
         found = self._weights.get(name)
         if found is None:
             found = self._weights[name] = self._make(name)
         return found
 
-    def coded(self, base: Name | None, name: Name) -> Coded:
-        """The delta between two versions, or the anchor of one."""
+    def coded(self, base: VersionName | None, name: VersionName) -> CodedVersion:
+        """Returns the delta between two versions, or the anchor of one."""
         found = self._coded.get((base, name))
         if found is None:
             found = self._coded[base, name] = self._code(base, name)
         return found
 
     def decode(self, data: bytes, table: bytes, rows: tuple[Row, ...]) -> list[Block]:
-        """The blocks of a chunk, by the codec; the same bytes are decoded once. Raises `FormatError`."""
+        """Decodes a chunk with the codec; equal bytes are decoded once. Raises `FormatError`."""
         found = self._blocks.get((table, data))
         if found is None:
             found = decode_chunk(data, rows, BLOCK_UNITS)
@@ -85,7 +85,7 @@ class History:
             self._blocks[table, data] = found
         return found
 
-    def _make(self, name: Name) -> Weights:
+    def _make(self, name: VersionName) -> ModelWeights:
         rng = np.random.default_rng([self.seed, *name])
         before = self.weights(name[:-1]).units if len(name) > 1 else None
         made = []
@@ -98,9 +98,9 @@ class History:
                 units[changed] += rng.integers(1, 4, int(changed.sum())).astype(spec.unit)
             units.flags.writeable = False
             made.append(units)
-        return Weights(tuple(made), digest_of(self.specs, made))
+        return ModelWeights(tuple(made), digest_of(self.specs, made))
 
-    def _code(self, base: Name | None, name: Name) -> Coded:
+    def _code(self, base: VersionName | None, name: VersionName) -> CodedVersion:
         new = self.weights(name).units
         old = self.weights(base).units if base is not None else None
         rows = [self._row(i, units, old is not None) for i, units in enumerate(new)]
@@ -108,9 +108,9 @@ class History:
         chunks = []
         for i, units in enumerate(new):
             chunks += list(encoder.add(i, None if old is None else old[i], units))
-            # Closed early, so that even a tiny delta has chunks enough to be worth a swarm.
+            # Chunks are closed early, so that even a tiny delta has several.
             chunks += list(encoder.finish())
-        return Coded(
+        return CodedVersion(
             base,
             name,
             pack_table(rows),
@@ -126,21 +126,21 @@ class History:
 
 
 @functools.cache
-def history(model: int) -> History:
-    """The shared history of one model."""
-    return History(model)
+def history(model: int) -> ModelHistory:
+    """Returns the shared history of one model."""
+    return ModelHistory(model)
 
 
 @functools.cache
 def signing_key(seed: int) -> Ed25519PrivateKey:
-    """A trainer's key."""
+    """Returns a trainer's key."""
     return Ed25519PrivateKey.from_private_bytes(blake3(b"simulated trainer %d" % seed).digest())
 
 
 def signed_manifest(
-    bits: History, coded: Coded, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
+    bits: ModelHistory, coded: CodedVersion, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
 ) -> tuple[Manifest, SignedManifest]:
-    """Describe and sign an anchor or delta as a trainer of this run and epoch does."""
+    """Describes and signs an anchor or delta as a trainer of this run and epoch does."""
     manifest = Manifest(
         run=run,
         epoch=epoch,
@@ -162,7 +162,7 @@ def signed_manifest(
 
 
 def digest_of(specs: tuple[TensorSpec, ...], units: list[Units] | tuple[Units, ...]) -> bytes:
-    """The digest over all tensors, 16 bytes."""
+    """Returns the digest over all tensors, 16 bytes."""
     return digest_bytes(sum(digest_units(s, u) for s, u in zip(specs, units, strict=True)) % MODULUS)
 
 

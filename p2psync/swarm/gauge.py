@@ -74,7 +74,7 @@ class Gauge:
     course: Course = field(default_factory=Course)
     used_at: float = 0.0
     failed: bool = False
-    fallen: float = 0.0
+    degraded_to: float = 0.0
     fell_to: float = 0.0
     _planned: float = 0.0
     _left: float = 1.0
@@ -97,19 +97,19 @@ class Gauge:
 
     @property
     def _has_something_left(self) -> bool:
-        return not self.fallen or self.fallen > LEAST_LEFT
+        return not self.degraded_to or self.degraded_to > LEAST_LEFT
 
     def fall(self, rate: float) -> None:
         """The way changed: it gives so much now."""
         left = rate / self.sent.before(self._planned * self._left)
-        self.fallen, self._left = (self.fallen or 1.0) * left, self._left * left
+        self.degraded_to, self._left = (self.degraded_to or 1.0) * left, self._left * left
         self.fell_to = rate
         self.sent.drop_to(rate)
 
     def rise(self) -> None:
         """Once it gives a good deal more, it has changed again."""
-        if self.fallen and self.sent.value >= RISEN * self.fell_to:
-            self.fallen, self._left = 0.0, 1.0
+        if self.degraded_to and self.sent.value >= RISEN * self.fell_to:
+            self.degraded_to, self._left = 0.0, 1.0
 
     @property
     def loss(self) -> float:

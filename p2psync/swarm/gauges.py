@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from p2psync.membership.checks import MAX_PATHS
-from p2psync.membership.records import Measures, Path
+from p2psync.membership.records import NodeStatistics, PathStatistics
 from p2psync.swarm.best import LASTING, Best, Run, lasting
 from p2psync.swarm.gauge import Course, Gauge
 from p2psync.swarm.told_paths import Unreached, most_useful
@@ -104,7 +104,7 @@ class Gauges:
         self.unreached = Unreached()
         self.up = Best()
         self.down = Best()
-        #: Whether a path has fallen since `measures` was asked.
+        #: Whether a path has fallen since `statistics` was asked.
         self.fell = False
         #: Bytes that were delivered and received in all intervals so far.
         self.delivered = 0
@@ -114,7 +114,7 @@ class Gauges:
         self._last: dict[Hashable, Reading] = {}
         self._read_at: dict[Hashable, float] = {}
         self._junk: Collection[str] = ()
-        self._told = Measures()
+        self._told = NodeStatistics()
 
     def read(self, readings: Mapping[_Key, Reading], now: float, junk: Collection[str] = ()) -> None:
         """The counters of all connections that do anything, by whatever names connections; now: seconds.
@@ -163,7 +163,7 @@ class Gauges:
         elif self.unreached.discard(peer):
             self.paths[peer] = Gauge()
 
-    def measures(self, *, down_sure: bool = True) -> Measures:
+    def statistics(self, *, down_sure: bool = True) -> NodeStatistics:
         """What the hub is to know, to three digits; of paths the `most_told` most useful ones. The same object as last
         time as long as nothing has really moved.
 
@@ -172,10 +172,10 @@ class Gauges:
         self.fell = False
         told = most_useful(self.paths, self.most_told, planned=self.planned, elsewhere=self.regions.keys())
         paths = [_path(peer, self.paths[peer]) for peer in told]
-        paths += [Path(peer, failed=True) for peer in self.unreached.last(self.most_told - len(told))]
+        paths += [PathStatistics(peer, failed=True) for peer in self.unreached.last(self.most_told - len(told))]
         paths.sort(key=lambda path: path.peer)
         down = self.down.value if down_sure else 0.0
-        now = Measures(_three_digits(self.up.value * MBIT), _three_digits(down * MBIT), paths)
+        now = NodeStatistics(_three_digits(self.up.value * MBIT), _three_digits(down * MBIT), paths)
         if _is_news(self._told, now):
             self._told = now
         return self._told
@@ -262,18 +262,18 @@ class Gauges:
 
     def _notice_changes(self, pressed: Iterable[str]) -> None:
         expected = self.expected
-        fallen = {
+        degraded_to = {
             peer: self.paths[peer].fallen_to(float("inf") if expected is None else expected.get(peer, 0.0))
             for peer in pressed
         }
         whole = self.up.fallen_to(float("inf") if expected is None else sum(expected.values()))
-        all_fell = len(fallen) > 1 and whole is not None and None not in fallen.values()
-        if whole is not None and all_fell and not self._behind_one_link(fallen):
+        all_fell = len(degraded_to) > 1 and whole is not None and None not in degraded_to.values()
+        if whole is not None and all_fell and not self._behind_one_link(degraded_to):
             self.up.drop_to(whole)
-            for peer in fallen:
+            for peer in degraded_to:
                 self.paths[peer].sent.excuse()
             return
-        for peer, rate in fallen.items():
+        for peer, rate in degraded_to.items():
             if rate is not None:
                 self.paths[peer].fall(rate)
                 self.fell = True
@@ -309,15 +309,15 @@ def _take_received(best: Best, received: int, span: float, lasting: float) -> No
         best.lull(received, span, lasting)
 
 
-def _path(peer: str, gauge: Gauge) -> Path:
-    return Path(
+def _path(peer: str, gauge: Gauge) -> PathStatistics:
+    return PathStatistics(
         peer,
         rtt=_three_digits(gauge.rtt),
         sent=_three_digits(gauge.sent.value * MBIT),
         received=_three_digits(gauge.received.value * MBIT),
         loss=_three_digits(gauge.loss),
         failed=gauge.failed,
-        fallen=_three_digits(gauge.fallen),
+        degraded_to=_three_digits(gauge.degraded_to),
     )
 
 
@@ -325,13 +325,13 @@ def _three_digits(value: float) -> float:
     return float(f"{value:.2e}")
 
 
-def _is_news(told: Measures, now: Measures) -> bool:
+def _is_news(told: NodeStatistics, now: NodeStatistics) -> bool:
     if len(told.paths) != len(now.paths) or _moved(told.up, now.up) or _moved(told.down, now.down):
         return True
     return any(
         old.peer != new.peer
         or old.failed != new.failed
-        or old.fallen != new.fallen
+        or old.degraded_to != new.degraded_to
         or _moved(old.sent, new.sent)
         or _moved(old.received, new.received)
         or _moved(old.rtt, new.rtt, 0.001)

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from p2psync.membership.client import HubCall, MembershipClient
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Lease, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import NO_VERSION, Message
@@ -242,7 +242,7 @@ class NodeCore:
 
     def vetted(self, vet: Vet, manifest: Manifest, now: float) -> bool:
         """A manifest that a peer offered is signed by whom this node trusts. Whether it is of use: to be kept then."""
-        news = in_short(manifest, vet.id, len(vet.signed))
+        news = to_announcement(manifest, vet.id, len(vet.signed))
         taken = self.follower is not None and self.follower.heard(news, manifest, now)
         self.swarm.vetted(vet, taken=taken)
         return taken

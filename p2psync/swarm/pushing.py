@@ -77,7 +77,7 @@ class Injection:
             self.revision, self.sent, self.roomy = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
             self.arrivals.planned(trees)
-            rates = [place.rate * 125_000 / chunk_bytes for place in plan.places]
+            rates = [place.rate * 125_000 / chunk_bytes for place in plan.positions]
             self.flight.planned(rates, [tuple(hops) for hops in first_hops])
 
     def held_by_others(self, chunks: Iterable[int], now: float) -> None:

@@ -141,7 +141,7 @@ class Relief:
     def _later(self) -> float:
         plan = self._ground.trees.plan
         assert plan is not None
-        rate = sum(place.rate for place in plan.places)
+        rate = sum(place.rate for place in plan.positions)
         return LATER_OF_MANY if sum(plan.rates_to().values()) > MANY * rate else LATER
 
     def _widen(self, short: bytes, names: Set[str], part: float) -> None:

@@ -37,9 +37,9 @@ class Trees:
     def follow(self, plan: NodePlan) -> None:
         """This is the plan now."""
         self.plan = plan
-        self.above = frozenset(plan.peers[place.parent] for place in plan.places if place.parent >= 0)
+        self.above = frozenset(plan.peers[place.parent] for place in plan.positions if place.parent >= 0)
         self.parents = self.above | {plan.peers[peer] for peer in plan.co_publishers}
-        self.children = [[plan.peers[child] for child in place.children] for place in plan.places]
+        self.children = [[plan.peers[child] for child in place.children] for place in plan.positions]
         self.first_hops = frozenset(name for names in self.children for name in names)
         self._by_revision.pop(plan.revision, None)
         self._by_revision[plan.revision] = self.children

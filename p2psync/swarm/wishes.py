@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2psync.membership.runs import Refusal
+from p2psync.membership.runs import RunRefusal
 from p2psync.protocol.versions import PathStep, Position
 
 
@@ -84,7 +84,7 @@ class Retire:
 class RefuseRun:
     """Tell people that what the hub offers is not followed, and why."""
 
-    refusal: Refusal
+    refusal: RunRefusal
 
 
 @dataclass(frozen=True, slots=True)

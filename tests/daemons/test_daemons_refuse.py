@@ -158,7 +158,7 @@ def test_a_hub_that_is_not_there_yet_is_waited_for(swarm: Swarm) -> None:
     hub = swarm.processes[-1]
     assert hub.stop() == 0
     actor = swarm.actor("patient", until=0)
-    actor.wait_for("HubAway")
+    actor.wait_for("HubUnreachable")
     swarm.hub(swarm.port)
     trainer = swarm.trainer(hub=False)
     swarm.converged(actor, "patient", swarm.publish(Model(rows=64), trainer))
@@ -169,7 +169,7 @@ def test_a_trainer_too_waits_for_a_hub_of_its_own(swarm: Swarm) -> None:
     swarm.hub()
     assert swarm.processes[-1].stop() == 0
     trainer = swarm.trainer(hub=False)
-    trainer.wait_for("HubAway")
+    trainer.wait_for("HubUnreachable")
     swarm.hub(swarm.port)
     actor = swarm.actor("patient", until=0)
     swarm.converged(actor, "patient", swarm.publish(Model(rows=64), trainer))

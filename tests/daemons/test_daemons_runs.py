@@ -11,7 +11,7 @@ from checkpoint_parts import Model
 from runs_parts import LIMIT, Site, actors, site_at, small
 
 from p2psync.errors import FencedError
-from p2psync.observe.events import ActorsElsewhere, Fetching, RunChanged, RunRefused, Unlike
+from p2psync.observe.events import ActorsOnNewerRun, Fetching, FewTensorsShared, RunChanged, RunRefused
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ async def test_an_older_run_is_not_followed_and_actor_status_and_trainer_say_so(
     (member,) = actors(status)
     assert (status.view.run, member.run, member.version) == (run_a, run_b, 0)
     assert {age.waits for age in status.ages} == {"", refused.line()}
-    assert (await told.one(ActorsElsewhere)).line().startswith("1 actor follows run")
+    assert (await told.one(ActorsOnNewerRun)).line().startswith("1 actor follows run")
     await site.publish(trainer, weights.step())
     async with asyncio.timeout(LIMIT):
         await trainer.until_running(0)  # who will not take it is not waited for
@@ -208,8 +208,8 @@ async def test_a_version_of_another_model_on_the_same_store_is_said_to_be_one(si
     trainer, told = await site.trainer("a")
     for seed in (1, 2):
         await site.publish(trainer, small(seed))
-    assert told.all(Unlike) == [], "other bits of the same tensors are a step of training"
+    assert told.all(FewTensorsShared) == [], "other bits of the same tensors are a step of training"
     await site.publish(trainer, Model(1, shards=1, rows=64))
-    (unlike,) = told.all(Unlike)
+    (unlike,) = told.all(FewTensorsShared)
     assert unlike.shared < unlike.tensors and unlike.total_bytes > 64 * 256 * 2 > 2 * unlike.shared_bytes
     assert "of its" in unlike.line() and "with version 1: every actor fetches" in unlike.line()

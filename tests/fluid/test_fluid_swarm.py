@@ -1,4 +1,4 @@
-"""Swarms on a fluid network: near the bound, through churn, and the same each time."""
+"""Swarms on a fluid network: near the bound, under churn, and reproducible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run() -> tuple[SwarmFigures, Trace]:
     return simulate(drawn(60, 5), SMALL)
 
 
-def test_everybody_has_it_near_the_bound_and_the_trainer_sends_one_copy(run: tuple[SwarmFigures, Trace]) -> None:
+def test_all_nodes_finish_near_the_bound_and_the_trainer_sends_one_copy(run: tuple[SwarmFigures, Trace]) -> None:
     figures, _ = run
     (version,) = figures.versions
     assert figures.unfinished == 0
@@ -45,7 +45,7 @@ def test_everybody_has_it_near_the_bound_and_the_trainer_sends_one_copy(run: tup
 
 
 @pytest.mark.parametrize("seed", [2, 4])
-def test_where_hundreds_are_heard_of_one_after_the_other_no_more_stands_in_queues(seed: int) -> None:
+def test_queues_stay_short_while_hundreds_of_haves_arrive(seed: int) -> None:
     figures, _ = simulate(drawn(300, 15, seed), replace(SMALL, payload_bytes=64 << 20, chunk_bytes=256 << 10))
     (version,) = figures.versions
     assert version.missed == 0
@@ -53,7 +53,7 @@ def test_where_hundreds_are_heard_of_one_after_the_other_no_more_stands_in_queue
     assert figures.wasted < 0.005
 
 
-def test_the_trace_tells_how_each_node_and_region_came_along(run: tuple[SwarmFigures, Trace]) -> None:
+def test_the_trace_records_each_nodes_and_regions_progress(run: tuple[SwarmFigures, Trace]) -> None:
     figures, trace = run
     held: dict[str, list[int]] = {}
     times = []
@@ -102,17 +102,17 @@ def test_a_seed_replays_in_another_process_with_another_hash_seed() -> None:
     assert len(traces) == 1
 
 
-def test_all_live_nodes_converge_while_nodes_come_and_go() -> None:
-    # Six tenths of the nodes a minute, and more plans under way.
+def test_all_live_nodes_converge_under_churn() -> None:
+    # Six tenths of the nodes leave per minute, and several plans are made.
     network = drawn(66, 4)
-    spare = spare_hosts(network.names, network.names[network.trainer], 6, 3)
+    idle_hosts = spare_hosts(network.names, network.names[network.trainer], 6, 3)
     options = replace(SMALL, payload_bytes=16 << 20, versions=4, every=3.0)
     wasted = []
     for seed in range(3, 6):
-        figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, spare=spare)
+        figures, trace = simulate(network, replace(options, seed=seed), churn=0.6, idle_hosts=idle_hosts)
         check_churned(figures, trace, network)
         wasted.append(figures.wasted)
-    # Who misses a parent asks others for what may be on its way still.
+    # A node that lost a parent requests chunks from others that may still be in flight.
     assert sum(wasted) / len(wasted) < 0.05
 
 
@@ -125,16 +125,16 @@ def check_churned(figures: SwarmFigures, trace: Trace, network: Network) -> None
     assert trace.finished[4].keys() >= {name for name in network.names if name in trace.finished[3]}
 
 
-def test_without_a_plan_everything_is_pulled() -> None:
+def test_without_a_plan_all_chunks_are_pulled() -> None:
     figures, _ = simulate(drawn(30, 3), replace(SMALL, payload_bytes=8 << 20, planned=False))
     assert figures.plan is None and figures.planning == []
     assert figures.unfinished == 0
 
 
-def test_a_node_that_joins_wants_the_newest_payload() -> None:
+def test_a_joining_node_fetches_the_newest_payload() -> None:
     network = drawn(20, 2)
-    spare = frozenset(network.names[-1:])
-    swarm = FluidSwarm(network, replace(SMALL, payload_bytes=8 << 20), spare)
+    idle_hosts = frozenset(network.names[-1:])
+    swarm = FluidSwarm(network, replace(SMALL, payload_bytes=8 << 20), idle_hosts)
     swarm.start()
     swarm.clock.at(3.0, swarm.join, network.names[-1])
     swarm.run()
@@ -143,16 +143,16 @@ def test_a_node_that_joins_wants_the_newest_payload() -> None:
     assert network.names[-1] not in before
     swarm.clock.run(20.0, lambda: False)
     assert network.names[-1] in swarm.trace.finished[1]
-    # The next plan has a place for it.
+    # The next plan includes it.
     assert swarm.hub.plan is not None and network.names[-1] in swarm.hub.plan.names
     assert swarm.live[network.names[-1]].plan is not None
 
 
-def test_who_has_not_got_it_in_time_is_named() -> None:
+def test_unfinished_nodes_are_named() -> None:
     swarm = FluidSwarm(drawn(10, 2), replace(SMALL, limit=0.5))
     swarm.start()
     swarm.run()
-    with pytest.raises(NotConvergedError, match="10 nodes have not got"):
+    with pytest.raises(NotConvergedError, match="10 nodes did not get"):
         swarm.check()
 
 
@@ -164,7 +164,7 @@ def test_the_trace_is_written_as_csv(run: tuple[SwarmFigures, Trace], tmp_path: 
     assert math.isclose(float(lines[1].split(",")[0]), run[1].points[0][0])
 
 
-def test_where_all_uplinks_together_bind_everybody_still_has_it_near_the_bound() -> None:
+def test_all_nodes_finish_near_the_bound_when_all_uplinks_bind() -> None:
     network = from_topology(draw_topology(121, 20, seed=1, trainer_rate=1000.0))
     figures, _ = simulate(network, replace(SMALL, payload_bytes=48 << 20))
     assert "uplinks" in figures.because

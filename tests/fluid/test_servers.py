@@ -1,26 +1,26 @@
-"""The flow-level network: links take turns, and what may be under way is bounded."""
+"""The flow-level network: links are FIFO, and data in flight is bounded."""
 
 from __future__ import annotations
 
 import pytest
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Message, Ping
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.payload import SCALE
-from p2psync.topology.fluid.servers import HEADERS, FluidNetwork, Pipe, Server
+from p2psync.topology.fluid.servers import HEADER_FACTOR, FluidNetwork, LinkServer, Pipe
 from p2psync.topology.model import Link, Region, Topology
 from p2psync.topology.network import from_topology
 
-#: 64 KiB as they stand for.
+#: 64 KiB, scaled.
 CHUNK = Chunk(bytes(SHORT_ID_BYTES), 0, bytes((64 << 10) // SCALE))
-#: Seconds that one takes at 100 Mbit/s.
-TURN = (64 << 10) * 8 * HEADERS / 100e6
+#: Seconds of one chunk at 100 Mbit/s.
+TURN = (64 << 10) * 8 * HEADER_FACTOR / 100e6
 
 
 class Host:
-    """Notes what happens."""
+    """Records events."""
 
-    def __init__(self, name: str, clock: Clock) -> None:
+    def __init__(self, name: str, clock: VirtualClock) -> None:
         self.name, self.alive, self.clock = name, True, clock
         self.left: list[float] = []
         self.came: list[tuple[float, Message]] = []
@@ -32,28 +32,28 @@ class Host:
         self.came.append((self.clock.now, message))
 
 
-def pair(rate: float, buffer: float = 0.2) -> tuple[Clock, FluidNetwork, Host, Host, Pipe]:
+def pair(rate: float, buffer: float = 0.2) -> tuple[VirtualClock, FluidNetwork, Host, Host, Pipe]:
     """Two hosts of 100 Mbit/s each way in two regions, 10 ms apart, on a link of this rate."""
     network = from_topology(
         Topology("a-0", {"a": Region(2, 100), "b": Region(2, 100)}, [Link(("a", "b"), rate, delay_ms=10)])
     )
-    clock = Clock(0)
+    clock = VirtualClock(0)
     net = FluidNetwork(network, clock, buffer)
     here, there = Host("a-0", clock), Host("b-0", clock)
     return clock, net, here, there, net.pipe(here, 0, there, 2)
 
 
-def run(clock: Clock, until: float = 100.0) -> None:
+def run(clock: VirtualClock, until: float = 100.0) -> None:
     clock.run(until, lambda: False)
 
 
-def test_a_server_passes_one_thing_after_another() -> None:
-    server = Server(8 * SCALE / 1e6 * 1000)
+def test_a_server_is_fifo() -> None:
+    server = LinkServer(8 * SCALE / 1e6 * 1000)
     assert [server.take(1000, 0.0), server.take(1000, 0.5), server.take(1000, 5.0)] == [1.0, 2.0, 6.0]
     assert server.nbytes == 3000
 
 
-def test_a_chunk_takes_its_turn_on_each_link_and_the_delay() -> None:
+def test_a_chunk_queues_on_each_link_and_takes_the_delay() -> None:
     clock, net, here, there, pipe = pair(rate=50)
     net.send(pipe, CHUNK)
     net.send(pipe, CHUNK)
@@ -64,7 +64,7 @@ def test_a_chunk_takes_its_turn_on_each_link_and_the_delay() -> None:
     assert [when for when, _ in there.came] == pytest.approx([first, first + 2 * TURN])
 
 
-def test_a_slow_link_is_felt_by_the_sender_and_stays_full() -> None:
+def test_a_slow_link_limits_the_sender_and_stays_full() -> None:
     clock, net, here, there, pipe = pair(rate=10, buffer=0.1)
     for _ in range(100):
         net.send(pipe, CHUNK)
@@ -91,12 +91,12 @@ def test_control_messages_take_the_delay_alone() -> None:
     clock, net, _, there, pipe = pair(rate=1)
     for _ in range(20):
         net.send(pipe, CHUNK)
-    net.tell(pipe.delay, [(pipe, Ping(1))])
+    net.send_control(pipe.delay, [(pipe, Ping(1))])
     run(clock, 0.0103)
     assert [message for _, message in there.came] == [Ping(1)]
 
 
-def test_what_is_under_way_to_or_from_a_node_that_ended_is_lost() -> None:
+def test_chunks_in_flight_to_or_from_a_crashed_node_are_lost() -> None:
     for dies in (0, 1):
         clock, net, here, there, pipe = pair(rate=10)
         for _ in range(20):

@@ -65,7 +65,7 @@ def test_actors_get_every_bit_from_every_rank(tmp_path: Path, plan: str) -> None
                             await node.until(version)
                 plans = [node.runner.core.plan for node in nodes]
                 # The plan feeds at least one of them from all ranks.
-                assert bool(int(plan)) == any(len(mine.roots) == 3 for mine in plans if mine is not None)
+                assert bool(int(plan)) == any(len(mine.co_publishers) == 3 for mine in plans if mine is not None)
 
         run(follow)
         training.fine("save end")

@@ -1,4 +1,4 @@
-"""A hub on a free port of this machine, its clock turned by hand, and a client."""
+"""A hub on a free port of this machine with a manual clock, and a client."""
 
 from __future__ import annotations
 

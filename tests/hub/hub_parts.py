@@ -1,4 +1,4 @@
-"""Parts that the hub's tests share: a clock to turn by hand, nodes, signed manifests, and waiting for a condition."""
+"""Shared parts of the hub's tests: a manual clock, nodes, signed manifests, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TRAINER = "f" * 32
 
 
 class Clock:
-    """Seconds that pass only when told to."""
+    """A manual clock, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -60,5 +60,5 @@ def manifest(version: int, base: int | None = None, *, epoch: int = 1, tensors: 
 async def until(condition: Callable[[], object]) -> None:
     """Let the loop run until `condition` holds; fails after 10 s."""
     async with asyncio.timeout(10):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens at the server's side, which tells nobody)
+        while not condition():  # noqa: ASYNC110 (the condition changes in the server, without an event to wait for)
             await asyncio.sleep(0)

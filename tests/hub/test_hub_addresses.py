@@ -1,4 +1,4 @@
-"""The hub in both families: who it sees, and how its client finds it."""
+"""The hub with IPv4 and IPv6: the addresses that it sees, and how its client finds it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2psync.errors import HubError
 from p2psync.membership.hub import HubConfig
 from p2psync.membership.records import HUB_HOST, NodeInfo
 from p2psync.net.addresses import url_of
-from p2psync.net.dialling import ATTEMPT_DELAY
+from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -25,7 +25,7 @@ LINK_LOCAL = "-6 addr add fe80::1/64 dev v0 nodad"
 
 
 async def seen(host: str, info: NodeInfo) -> NodeInfo:
-    """What a hub that listens to every address announces of a node that joins by this host."""
+    """Returns what a hub that listens on every address announces of a node that joins through this host."""
     service = HubService(HubConfig(trusted=TRUSTED))
     port = await service.start("", 0)
     async with HubClient(url_of(host, port)) as client:
@@ -64,7 +64,7 @@ def test_what_a_node_advertises_is_announced_as_it_is() -> None:
 
 
 def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
-    """Have `hub.test` be the name of these addresses, in this order."""
+    """Makes `hub.test` resolve to these addresses, in this order."""
     real = socket.getaddrinfo
 
     def answer(host: Any, port: Any, *rest: Any, **options: Any) -> Any:
@@ -76,7 +76,9 @@ def named(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> None:
 
 
 @pytest.mark.parametrize("silent", [SILENT_V4, SILENT_V6])
-def test_a_hub_is_reached_past_a_silent_address_of_its_name(monkeypatch: pytest.MonkeyPatch, silent: str) -> None:
+def test_a_hub_is_reached_past_an_unresponsive_address_of_its_name(
+    monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
     named(monkeypatch, silent, "::1", "127.0.0.1")
 
     async def main() -> float:
@@ -89,7 +91,7 @@ def test_a_hub_is_reached_past_a_silent_address_of_its_name(monkeypatch: pytest.
         await service.stop()
         return took
 
-    assert ATTEMPT_DELAY * 0.9 <= inside(lambda: asyncio.run(main()), [*LINK, *SILENCE]) < 3
+    assert ATTEMPT_DELAY_SECONDS * 0.9 <= inside(lambda: asyncio.run(main()), [*LINK, *SILENCE]) < 3
 
 
 @pytest.mark.parametrize(
@@ -119,14 +121,14 @@ def test_a_hub_that_cannot_be_reached_is_named_with_its_port_and_the_cause(url: 
     assert "ssl:" not in message and "[Errno" not in message
 
 
-def test_a_name_whose_every_address_refuses_is_told_as_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_whose_every_address_refuses_gives_one_cause(monkeypatch: pytest.MonkeyPatch) -> None:
     named(monkeypatch, "127.0.0.1", "::1")
     message = inside(lambda: asyncio.run(failure("http://hub.test:9")))
     assert message == "the hub at http://hub.test:9 cannot be reached: Connection refused; is it running there?"
 
 
 async def failure(url: str) -> str:
-    """What is said of a hub that cannot be reached."""
+    """Returns the error of an unreachable hub."""
     async with HubClient(url) as client:
         with pytest.raises(HubError) as failed:
             await client.view()

@@ -1,4 +1,4 @@
-"""The client before hubs that are absent, slow, endless, or no hubs at all."""
+"""The client against hubs that are absent, slow or endless, and against other servers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def answering(answer: Answer, patience: float = 10.0) -> AsyncIterator[HubClient]:
+async def answering(answer: Answer, reply_timeout: float = 10.0) -> AsyncIterator[HubClient]:
     """A client of a server that answers every request by `answer`."""
     server = web.Server(answer)
     runner = web.ServerRunner(server, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
-    async with HubClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout=patience) as client:
+    async with HubClient(f"http://127.0.0.1:{runner.addresses[0][1]}", timeout=reply_timeout) as client:
         yield client
     await runner.cleanup()
 
@@ -72,12 +72,12 @@ async def test_a_hub_that_is_not_there_is_one_line() -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_a_hub_that_does_not_answer_is_given_up() -> None:
+async def test_a_hub_that_does_not_answer_times_out() -> None:
     async def silent(_request: web.Request) -> web.Response:
         await asyncio.Event().wait()
         raise AssertionError
 
-    async with answering(silent, patience=0.05) as client:
+    async with answering(silent, reply_timeout=0.05) as client:
         with pytest.raises(HubError, match="did not answer in time"):
             await client.renew("lease")
 
@@ -107,7 +107,7 @@ async def test_an_endless_answer_is_cut_off() -> None:
         (500, b"\xff\xff"),
     ],
 )
-async def test_an_answer_that_no_hub_gives_is_named(status: int, body: bytes) -> None:
+async def test_a_reply_of_another_server_is_named(status: int, body: bytes) -> None:
     async def strange(_request: web.Request) -> web.Response:
         return web.Response(status=status, body=body, headers={"Location": "http://elsewhere:1"})
 

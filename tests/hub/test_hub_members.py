@@ -1,4 +1,4 @@
-"""Membership over HTTP: joining, renewing, leaving, ending, and who is told."""
+"""Membership over HTTP: joins, renewals, leaves, expiries, and their listeners."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 from hub_parts import TRUSTED, Clock, node, until
 
 from p2psync.errors import FormatError, HubError, LeaseError
-from p2psync.membership.changes import put_together
+from p2psync.membership.changes import merge_views
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.hub import HubConfig
-from p2psync.membership.leases import Ended
-from p2psync.membership.records import HUB_HOST, Join, Measures, Member, Path
-from p2psync.membership.suspicion import DOUBT
+from p2psync.membership.leases import EndedLease
+from p2psync.membership.records import HUB_HOST, Join, Member, NodeStatistics, PathStatistics
+from p2psync.membership.suspicion import SUSPICION_SECONDS
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 
@@ -52,7 +52,7 @@ async def test_a_lease_that_is_not_renewed_ends(hub: HubService, client: HubClie
     assert (await client.view()).members == []
 
 
-async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clock) -> None:
+async def test_the_end_of_a_lease_wakes_long_polls_without_any_request(clock: Clock) -> None:
     service = HubService(HubConfig(trusted=TRUSTED, ttl=0.05))  # on the real clock: the alarm is what is tested
     port = await service.start("127.0.0.1", 0)
     async with HubClient(f"http://127.0.0.1:{port}") as client:
@@ -63,10 +63,8 @@ async def test_the_end_of_a_lease_wakes_who_waits_without_any_request(clock: Clo
     await service.stop()
 
 
-async def test_who_listens_is_told_of_renewals_and_of_every_end(
-    hub: HubService, client: HubClient, clock: Clock
-) -> None:
-    ended: list[Ended] = []
+async def test_listeners_receive_renewals_and_every_end(hub: HubService, client: HubClient, clock: Clock) -> None:
+    ended: list[EndedLease] = []
     renewed: list[Member] = []
     hub.on_ended(ended.append)
     hub.on_renewed(renewed.append)
@@ -76,12 +74,12 @@ async def test_who_listens_is_told_of_renewals_and_of_every_end(
     await client.renew(second.lease, 5)
     clock.now += 10
     hub.tick()
-    told = [(e.lease, e.reason) for e in ended]
-    assert told == [(first.lease, "replaced"), (left.lease, "left"), (second.lease, "expired")]
+    reported = [(e.lease, e.reason) for e in ended]
+    assert reported == [(first.lease, "replaced"), (left.lease, "left"), (second.lease, "expired")]
     assert renewed == [Member(info=node(1), version=5)]
 
 
-async def test_members_that_come_together_wake_who_waits_few_times(hub: HubService, client: HubClient) -> None:
+async def test_simultaneous_joins_wake_long_polls_few_times(hub: HubService, client: HubClient) -> None:
     revision, answers = 0, 0
     async with asyncio.TaskGroup() as group:
         for number in range(60):
@@ -93,30 +91,30 @@ async def test_members_that_come_together_wake_who_waits_few_times(hub: HubServi
     assert answers < 60
 
 
-async def test_a_poller_that_hangs_up_is_not_waited_for(hub: HubService, client: HubClient) -> None:
+async def test_a_closed_long_poll_is_not_waited_for(hub: HubService, client: HubClient) -> None:
     poll = asyncio.create_task(client.view(hub.core.instance, 0, wait=30))
     await until(lambda: hub.waiting == 1)
     poll.cancel()
     await until(lambda: hub.waiting == 0)
 
 
-async def test_who_hangs_up_is_in_doubt_at_once_and_not_if_it_asks_again(hub: HubService, client: HubClient) -> None:
+async def test_a_closed_long_poll_raises_suspicion_until_the_next_poll(hub: HubService, client: HubClient) -> None:
     lease = (await client.join(node(1))).lease
     begun = hub.now()
     assert hub.core.next_expiry() == begun + 10
-    for ending in (begun + DOUBT, begun + 10):
+    for ending in (begun + SUSPICION_SECONDS, begun + 10):
         poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
         await until(lambda: hub.waiting == 1)
         assert hub.core.next_expiry() == begun + 10
         poll.cancel()
         await until(lambda: hub.waiting == 0)
-        assert hub.core.next_expiry() == begun + DOUBT
-        if ending > begun + DOUBT:
+        assert hub.core.next_expiry() == begun + SUSPICION_SECONDS
+        if ending > begun + SUSPICION_SECONDS:
             await client.view(lease=lease)
             assert hub.core.next_expiry() == ending
 
 
-async def test_a_poll_that_is_answered_leaves_no_doubt(hub: HubService, client: HubClient) -> None:
+async def test_an_answered_poll_raises_no_suspicion(hub: HubService, client: HubClient) -> None:
     lease = (await client.join(node(1))).lease
     await client.view(hub.core.instance, 1, wait=0.01, lease=lease)
     poll = asyncio.create_task(client.view(hub.core.instance, 1, wait=30, lease=lease))
@@ -139,7 +137,7 @@ async def test_a_change_of_versions_shows_after_a_while(hub: HubService, client:
     assert (await client.view()).members[0].version == 4
 
 
-async def test_what_a_node_says_of_itself_is_bounded(client: HubClient) -> None:
+async def test_a_nodes_description_is_bounded(client: HubClient) -> None:
     with pytest.raises(FormatError, match="region"):
         await client.join(node(1, region="r" * 65))
 
@@ -160,21 +158,23 @@ async def test_a_renewal_carries_the_rate_at_which_a_member_fetches(hub: HubServ
     assert [member.fetch_rate for member in (await client.status()).view.members] == [2_500_000]
 
 
-@pytest.mark.parametrize("told", [3, 256, 257, 1000, 5000])
+@pytest.mark.parametrize("reported", [3, 256, 257, 1000, 5000])
 async def test_a_renewal_of_any_size_keeps_its_lease(
-    hub: HubService, client: HubClient, clock: Clock, told: int
+    hub: HubService, client: HubClient, clock: Clock, reported: int
 ) -> None:
     lease = (await client.join(node(1))).lease
-    paths = [Path(f"{number:032x}", 0.123, 123456.0, 123456.0, 0.0123, False, 0.123) for number in range(told)]
+    paths = [
+        PathStatistics(f"{number:032x}", 0.123, 123456.0, 123456.0, 0.0123, False, 0.123) for number in range(reported)
+    ]
     for _ in range(4):
         clock.now += 9
-        granted = await client.renew(lease, 3, "ab" * 16, measures=Measures(paths=paths))
+        granted = await client.renew(lease, 3, "ab" * 16, statistics=NodeStatistics(paths=paths))
         hub.tick()
         assert len(hub.core) == 1
-        assert bool(granted.refused) is (told > MAX_PATHS) and "\n" not in granted.refused
+        assert bool(granted.refused) is (reported > MAX_PATHS) and "\n" not in granted.refused
 
 
-@pytest.mark.parametrize("rest", [b",", b' ,"measures":' + b"[" * 60_000, b',"version":"' + b"x" * (1 << 20)])
+@pytest.mark.parametrize("rest", [b",", b' ,"statistics":' + b"[" * 60_000, b',"version":"' + b"x" * (1 << 20)])
 async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
     hub: HubService, url: str, client: HubClient, clock: Clock, rest: bytes
 ) -> None:
@@ -193,11 +193,11 @@ async def test_a_renewal_that_is_too_large_or_damaged_keeps_its_lease(
     clock.now += 9
     hub.tick()
     (member,) = hub.core.view().members
-    assert (member.version, member.digest) == (3, "ab" * 16), "what it runs is what it told before"
+    assert (member.version, member.digest) == (3, "ab" * 16), "its version is the one reported before"
 
 
 @pytest.mark.parametrize("members", [2, 257, 1000])
-async def test_who_comes_again_is_told_what_changed_however_many_members_there_are(
+async def test_a_returning_reader_gets_changes_whatever_the_number_of_members(
     hub: HubService, client: HubClient, members: int
 ) -> None:
     for number in range(members):
@@ -207,10 +207,10 @@ async def test_who_comes_again_is_told_what_changed_however_many_members_there_a
     waiting = asyncio.create_task(client.view(known.instance, known.revision, wait=10.0, changes=True))
     await until(lambda: hub.waiting)
     await client.join(node(members))
-    news = await waiting
-    assert (news.since, [member.info for member in news.members]) == (known.revision, [node(members)])
-    assert put_together(known, news) == await client.view()
-    idle = await client.view(news.instance, news.revision, changes=True)
-    assert (idle.members, idle.lineage, idle.since) == ([], [], news.revision)
-    assert len((await client.view(news.instance, known.revision)).members) == members + 1, "all of it to who asks so"
+    changes = await waiting
+    assert (changes.since, [member.info for member in changes.members]) == (known.revision, [node(members)])
+    assert merge_views(known, changes) == await client.view()
+    idle = await client.view(changes.instance, changes.revision, changes=True)
+    assert (idle.members, idle.lineage, idle.since) == ([], [], changes.revision)
+    assert len((await client.view(changes.instance, known.revision)).members) == members + 1, "the whole view"
     assert len((await client.view("another hub", 3, changes=True)).members) == members + 1

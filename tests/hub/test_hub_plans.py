@@ -1,4 +1,4 @@
-"""The plan over HTTP: who gets which part, when the planner runs, and how small the answer is that all wait for."""
+"""The plan over HTTP: who gets which part, when the planner runs, and the size of the view."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import msgspec
 import pytest
 import zstandard
 from hub_parts import KEY, RUN, TRAINER, TRUSTED, manifest, node, until
-
 from p2psync.errors import HubError, LeaseError
-from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Path, View
+from p2psync.membership.records import NodeStatistics, PathStatistics, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import pack, unpack
-from p2psync.protocol.plan import NodePlan, TreePlace, unplanned
+
+from p2psync.membership.hub import HubConfig
+from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
 
 
 class StarPlanner:
-    """The trainer feeds everyone; remembers its tasks. before: called in its thread before each plan."""
+    """Plans a star around the trainer, and records its tasks. before: called in its thread before each plan."""
 
     def __init__(self, before: Callable[[], None] = lambda: None, warm: Callable[[], None] = lambda: None) -> None:
         self.tasks: list[PlanTask] = []
@@ -40,35 +40,39 @@ class StarPlanner:
         self.tasks.append(task)
         self.threads.add(threading.get_ident())
         self._before()
-        book = StarBook(len(self.tasks), task)
-        book.remarks = {
-            f"odd {m.info.node}": f"{m.info.node} is odd, as of plan {book.revision}" for m in task.members[1:]
+        plan_result = StarBook(len(self.tasks), task)
+        plan_result.diagnostics = {
+            f"odd {m.info.node}": f"{m.info.node} is odd, as of plan {plan_result.revision}" for m in task.members[1:]
         }
-        return book if self.odd else StarBook(len(self.tasks), task)
+        return plan_result if self.odd else StarBook(len(self.tasks), task)
 
 
 class StarBook:
-    """What the star comes to for each node."""
+    """Each node's part of the star."""
 
     def __init__(self, revision: int, task: PlanTask) -> None:
         self.revision = revision
-        self.remarks: dict[str, str] = {}
+        self.diagnostics: dict[str, str] = {}
         self._trainer = task.trainer
         self._actors = [m.info.node for m in task.members if m.info.node != task.trainer]
 
     def node_plan(self, name: str) -> NodePlan | None:
         if name == self._trainer:
-            return NodePlan(self.revision, self._actors, [1], [TreePlace(-1, list(range(len(self._actors))), 0, 5.0)])
+            return NodePlan(
+                self.revision, self._actors, [1], [TreePosition(-1, list(range(len(self._actors))), 0, 5.0)]
+            )
         return (
-            NodePlan(self.revision, [self._trainer], [1], [TreePlace(0, [], 1, 5.0)]) if name in self._actors else None
+            NodePlan(self.revision, [self._trainer], [1], [TreePosition(0, [], 1, 5.0)])
+            if name in self._actors
+            else None
         )
 
 
 @asynccontextmanager
 async def planning(planner: StarPlanner, troubles: list[str] | None = None) -> AsyncIterator[HubClient]:
-    """A client of a hub on the real clock that plans, and whose run is claimed."""
-    told = [] if troubles is None else troubles
-    service = HubService(HubConfig(trusted=TRUSTED), planner=planner, on_trouble=told.append)
+    """A client of a planning hub with a claimed run, on the real clock."""
+    reported = [] if troubles is None else troubles
+    service = HubService(HubConfig(trusted=TRUSTED), planner=planner, on_trouble=reported.append)
     async with HubClient(f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}") as client, asyncio.timeout(10):
         await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)
         try:
@@ -78,7 +82,7 @@ async def planning(planner: StarPlanner, troubles: list[str] | None = None) -> A
 
 
 async def shown(client: HubClient, plan: int) -> View:
-    """Wait until the view shows this plan."""
+    """Waits until the view shows this plan."""
     view = await client.view()
     while view.plan < plan:
         view = await client.view(view.instance, view.revision, wait=30)
@@ -90,8 +94,8 @@ async def test_a_node_gets_its_part_and_waiting_nodes_are_woken() -> None:
         trainer = await client.join(node(0, node=TRAINER, role="trainer"))
         actor = await client.join(node(1))
         await shown(client, 1)
-        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [TreePlace(-1, [0], 0, 5.0)])
-        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [TreePlace(0, [], 1, 5.0)])
+        assert await client.plan(trainer.lease) == NodePlan(1, [node(1).node], [1], [TreePosition(-1, [0], 0, 5.0)])
+        assert await client.plan(actor.lease) == NodePlan(1, [TRAINER], [1], [TreePosition(0, [], 1, 5.0)])
         await client.leave(actor.lease)
         other = await client.join(node(2))
         await shown(client, 2)
@@ -101,7 +105,7 @@ async def test_a_node_gets_its_part_and_waiting_nodes_are_woken() -> None:
         assert planner.threads.isdisjoint({threading.get_ident()})
 
 
-async def test_only_who_holds_a_lease_is_told_of_the_plan() -> None:
+async def test_only_lease_holders_get_a_plan() -> None:
     async with planning(StarPlanner()) as client:
         await client.join(node(0, node=TRAINER))
         await client.join(node(1))
@@ -117,19 +121,19 @@ async def test_a_hub_without_a_planner_says_that_there_is_none(client: HubClient
         await client.plan(lease)
 
 
-async def test_measures_reach_the_planner_and_hostile_ones_do_not() -> None:
+async def test_statistics_reach_the_planner_and_hostile_ones_do_not() -> None:
     async with planning(planner := StarPlanner()) as client:
         await client.join(node(0, node=TRAINER))
         lease = (await client.join(node(1))).lease
-        told = Measures(up=30.0, down=40.0, paths=[Path(TRAINER, 0.05, 20.0, 30.0, 0.01, True)])
-        await client.renew(lease, measures=told)
-        assert "out of bounds" in (await client.renew(lease, measures=Measures(up=-5.0))).refused
+        reported = NodeStatistics(up=30.0, down=40.0, paths=[PathStatistics(TRAINER, 0.05, 20.0, 30.0, 0.01, True)])
+        await client.renew(lease, statistics=reported)
+        assert "out of bounds" in (await client.renew(lease, statistics=NodeStatistics(up=-5.0))).refused
         await shown(client, 1)
-        while planner.tasks[-1].measures != {node(1).node: told}:
+        while planner.tasks[-1].statistics != {node(1).node: reported}:
             await shown(client, len(planner.tasks) + 1)
 
 
-async def test_while_a_plan_is_made_nobody_waits_and_no_second_one_is_begun() -> None:
+async def test_planning_blocks_no_request_and_no_second_plan_is_begun() -> None:
     go = threading.Event()
     async with planning(planner := StarPlanner(before=lambda: assert_set(go))) as client:
         await client.join(node(0, node=TRAINER))
@@ -144,7 +148,7 @@ async def test_while_a_plan_is_made_nobody_waits_and_no_second_one_is_begun() ->
 
 
 def assert_set(event: threading.Event) -> None:
-    """Wait for it in a thread, but not for ever."""
+    """Waits for an event in a thread, with a time limit."""
     assert event.wait(10)
 
 
@@ -159,8 +163,8 @@ async def test_until_the_planner_is_warm_there_is_no_plan_and_stopping_does_not_
     go.set()
 
 
-async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2psync.membership.planning.RETRY_FIRST", 0.01)
+async def test_a_failed_plan_is_reported_once_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2psync.membership.planning.RETRY_MIN_SECONDS", 0.01)
 
     def fail() -> None:
         if len(planner.tasks) < 3:
@@ -171,10 +175,10 @@ async def test_a_planner_that_fails_is_told_of_once_and_asked_again(monkeypatch:
         await client.join(node(0, node=TRAINER))
         await client.join(node(1))
         await shown(client, 3)
-    assert troubles == ["no new plan, going on with the last one: ArithmeticError: cannot plan this"]
+    assert troubles == ["no new plan, the last one stays in use: ArithmeticError: cannot plan this"]
 
 
-async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned() -> None:
+async def test_a_diagnostic_is_reported_once_over_several_plans() -> None:
     troubles: list[str] = []
     planner = StarPlanner()
     planner.odd = True
@@ -188,7 +192,7 @@ async def test_what_is_odd_about_a_member_is_told_once_however_often_is_planned(
     assert len({line.split()[0] for line in troubles}) == 2
 
 
-async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:
+async def test_a_member_outside_the_plan_gets_an_empty_part() -> None:
     go = threading.Event()
     go.set()
     async with planning(StarPlanner(before=lambda: assert_set(go))) as client:
@@ -201,12 +205,10 @@ async def test_a_member_that_the_plan_does_not_know_yet_is_told_so() -> None:
         go.set()
 
 
-# how small the answer is
+# the size of the view
 
 
-async def test_the_answer_that_all_wait_for_is_small_however_much_is_announced(
-    hub: HubService, client: HubClient
-) -> None:
+async def test_the_view_stays_small_however_much_is_announced(hub: HubService, client: HubClient) -> None:
     for number in range(12):
         await client.join(node(number, region="europe-west"))
     token = (await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)).token
@@ -223,13 +225,11 @@ async def test_the_answer_that_all_wait_for_is_small_however_much_is_announced(
     assert view.lineage[-1].inline == newest
     assert len(view.lineage) == 65 and len(view.members) == 12
     answer = await hub.wait_view(hub.core.instance, revision, 0.0, packed=True)
-    # Ten segments of an idle connection's first flight.
+    # Ten segments: the initial congestion window of an idle connection.
     assert len(newest) > 3000 and len(answer) < 14_000
 
 
-async def test_those_who_know_the_same_share_one_encoding_and_others_get_theirs(
-    hub: HubService, client: HubClient
-) -> None:
+async def test_readers_of_one_revision_share_one_encoding(hub: HubService, client: HubClient) -> None:
     token = (await client.claim(KEY, node=TRAINER, run=RUN, epoch=1)).token
     revisions = [await client.announce(token, [manifest(v, v - 1 if v else None)]) for v in range(12)]
     instance = hub.core.instance
@@ -244,14 +244,14 @@ async def test_those_who_know_the_same_share_one_encoding_and_others_get_theirs(
     assert (await get(revisions[-3]))[0] is behind
     assert (await get(revisions[-1]))[1] == []
     assert (await get(revisions[0]))[1] == (await get(0))[1] == list(range(4, 12)), "eight at most"
-    assert (await get(99, "another"))[1] == list(range(4, 12)), "it knew a hub that is no more"
-    assert (await get(-1, ""))[1] == list(range(12)), "who knows nothing needs all"
+    assert (await get(99, "another"))[1] == list(range(4, 12)), "it read from an earlier hub process"
+    assert (await get(-1, ""))[1] == list(range(12)), "a new reader needs all"
     assert (await get(revisions[-3]))[0] is behind
     await client.join(node(1))
     assert (await get(revisions[-3]))[0] is not behind
 
 
-async def test_who_does_not_take_packed_answers_gets_json(hub: HubService, url: str) -> None:
+async def test_a_client_without_zstd_gets_json(hub: HubService, url: str) -> None:
     async with aiohttp.ClientSession(auto_decompress=False) as session:
         async with session.get(f"{url}/v1/view", headers={"Accept-Encoding": "identity"}) as answer:
             assert "Content-Encoding" not in answer.headers
@@ -261,7 +261,7 @@ async def test_who_does_not_take_packed_answers_gets_json(hub: HubService, url: 
             assert unpack(await answer.read(), 10_000).startswith(b"{")
 
 
-def test_a_packed_answer_is_bounded_before_it_is_unpacked() -> None:
+def test_a_packed_reply_is_bounded_before_it_is_unpacked() -> None:
     assert unpack(pack(b"x" * 1000), 1000) == b"x" * 1000
     assert unpack(b"{}", 1) == b"{}"
     bomb = pack(bytes(50_000_000))

@@ -1,4 +1,4 @@
-"""Claims and announcements over HTTP: the long-poll wakes, large manifests travel, and impostors are refused."""
+"""Claims and announcements over HTTP: long polls wake, large manifests travel, and impostors are refused."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_poll_that_is_behind_is_answered_at_once(hub: HubService, client
         assert (await client.view("another", 99, wait=30)).head == 0
 
 
-async def test_small_manifests_ride_in_the_view_and_large_ones_are_fetched(client: HubClient) -> None:
+async def test_small_manifests_are_inlined_and_large_ones_are_fetched(client: HubClient) -> None:
     small, large = manifest(0), manifest(1, 0, tensors=2500)
     assert len(large) > 64 << 10
     await client.announce(await claim(client), [small, large])
@@ -98,20 +98,20 @@ async def test_a_later_epoch_fences_the_earlier(client: HubClient) -> None:
     await client.announce(later, [manifest(0, epoch=2)])
 
 
-async def test_a_hub_tells_people_when_another_run_has_it() -> None:
-    told: list[str] = []
-    service = HubService(HubConfig(trusted=TRUSTED), on_trouble=told.append)
+async def test_a_hub_reports_a_change_of_runs() -> None:
+    reported: list[str] = []
+    service = HubService(HubConfig(trusted=TRUSTED), on_trouble=reported.append)
     await service.start("127.0.0.1", 0)
     try:
         async with HubClient(f"http://127.0.0.1:{service.port}") as client:
             await claim(client)
             await claim(client, epoch=2)
-            assert told == []
+            assert reported == []
             later = "0" * 11 + "2" + "b" * 20
             await client.claim(KEY, node="e" * 32, run=later, epoch=1, take_over=True)
     finally:
         await service.stop()
-    (line,) = told
+    (line,) = reported
     assert line.startswith("this hub changed hands: trainer eeeeeeee at 127.0.0.1 claimed run 000000000002")
     assert line.endswith("with --take-over, from run 000000000001 (created 1970-01-01 00:00:00 UTC)")
 
@@ -127,7 +127,7 @@ async def test_a_forged_signature_is_refused(client: HubClient) -> None:
         await client.post("/v1/claim", forged, Claimed)
 
 
-async def test_an_overheard_claim_is_worth_nothing(client: HubClient, clock: Clock) -> None:
+async def test_an_overheard_claim_is_refused(client: HubClient, clock: Clock) -> None:
     overheard = await signed(client)
     await client.post("/v1/claim", overheard, Claimed)
     with pytest.raises(TrustError, match="nonce"):

@@ -1,4 +1,4 @@
-"""The service at its edges: tokens, bodies that are no requests, addresses in use, metrics and health."""
+"""The service's edge cases: tokens, malformed bodies, addresses in use, metrics and health."""
 
 from __future__ import annotations
 
@@ -137,8 +137,8 @@ async def test_an_embedder_adds_routes_that_answer_errors_alike(clock: Clock) ->
     await service.stop()
 
 
-async def test_too_many_pollers_are_turned_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2psync.net.hub._SPARE_WAITERS", 0)
+async def test_too_many_long_polls_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2psync.net.hub._EXTRA_LONG_POLLS", 0)
     service = HubService(HubConfig(trusted=TRUSTED, max_members=1))
     async with HubClient(f"http://127.0.0.1:{await service.start('127.0.0.1', 0)}") as client:
         poll = asyncio.create_task(client.view(service.core.instance, 0, wait=30))
@@ -149,14 +149,14 @@ async def test_too_many_pollers_are_turned_away(monkeypatch: pytest.MonkeyPatch)
         await poll
 
 
-async def test_stopping_twice_or_unstarted_is_nothing(hub: HubService) -> None:
+async def test_stopping_twice_or_unstarted_does_nothing(hub: HubService) -> None:
     await hub.stop()
     await hub.stop()
     await HubService(HubConfig(trusted=TRUSTED)).stop()
 
 
 @pytest.mark.skipif(not tcp.offers("bbr"), reason="BBR is not offered here")
-async def test_who_waits_from_far_away_is_answered_over_a_window_that_no_silence_shrinks(
+async def test_a_long_polls_congestion_window_survives_idleness(
     client: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
@@ -171,7 +171,7 @@ async def test_who_waits_from_far_away_is_answered_over_a_window_that_no_silence
     view = await client.view()
     assert names == []
     await client.view(view.instance, view.revision - 1, 5.0)
-    assert names == [usual], "a near one is left as it is"
+    assert names == [usual], "a near connection keeps its congestion control"
     monkeypatch.setattr(tcp, "NEAR_RTT", 0.0)
     await client.view(view.instance, view.revision - 1, 5.0)
     assert names == [usual, "bbr"]

@@ -1,4 +1,4 @@
-"""A real hub with the real planner, and real nodes: each gets its part of the plan, and connects by it."""
+"""A real hub with the real planner and real nodes: each gets its part of the plan, and connects accordingly."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path as File
+from pathlib import Path
 
 from hub_parts import KEY, RUN, TRUSTED
 
 from p2psync.membership.hub import HubConfig
-from p2psync.membership.records import Measures, NodeInfo, Path
+from p2psync.membership.records import NodeInfo, NodeStatistics, PathStatistics
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
@@ -29,7 +29,7 @@ def name(number: int) -> str:
 class Swarm:
     """Nodes at one hub; node 0 is the trainer."""
 
-    def __init__(self, hub: HubService, place: File) -> None:
+    def __init__(self, hub: HubService, place: Path) -> None:
         self.hub = hub
         self.nodes: dict[int, NodeRunner] = {}
         self.events: list[Event] = []
@@ -63,7 +63,7 @@ class Swarm:
         return {number: node.core.plan for number, node in self.nodes.items() if node.core.plan is not None}
 
     def settled(self) -> bool:
-        """Whether all follow the plan that the hub holds, it is one of exactly these nodes, and they are connected."""
+        """Whether all nodes follow the hub's plan, it covers exactly these nodes, and they are connected."""
         plans = self.plans()
         if len(plans) < len(self.nodes) or {p.revision for p in plans.values()} != {self.hub.core.view().plan}:
             return False
@@ -77,7 +77,7 @@ class Swarm:
 
 
 @asynccontextmanager
-async def swarm(place: File) -> AsyncIterator[Swarm]:
+async def swarm(place: Path) -> AsyncIterator[Swarm]:
     hub = HubService(HubConfig(trusted=TRUSTED), planner=HubPlanner())
     await hub.start("127.0.0.1", 0)
     made = Swarm(hub, place)
@@ -91,11 +91,11 @@ async def swarm(place: File) -> AsyncIterator[Swarm]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 (what is waited for happens in nodes, which tell nobody)
+        while not condition():  # noqa: ASYNC110 (the condition changes in nodes, without an event to wait for)
             await asyncio.sleep(0.01)
 
 
-async def test_each_gets_its_part_after_joins_and_a_new_one_after_a_leave(tmp_path: File) -> None:
+async def test_nodes_get_their_part_after_joins_and_a_new_one_after_a_leave(tmp_path: Path) -> None:
     async with swarm(tmp_path) as made:
         for number in range(5):
             await made.add(number, listen=number != 3)
@@ -103,7 +103,7 @@ async def test_each_gets_its_part_after_joins_and_a_new_one_after_a_leave(tmp_pa
         first = made.plans()
         edges = {(number, peer) for number, plan in first.items() for peer in plan.fractions_to()}
         back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in plan.fractions_from()}
-        assert edges == back, "the parts fit together"
+        assert edges == back, "the parts agree"
         await made.remove(2)
         await until(made.settled)
         assert made.plans()[0].revision > first[0].revision
@@ -112,15 +112,15 @@ async def test_each_gets_its_part_after_joins_and_a_new_one_after_a_leave(tmp_pa
         assert not [event for event in made.events if isinstance(event, Trouble)]
 
 
-async def test_what_a_node_measures_changes_the_plan(tmp_path: File) -> None:
+async def test_a_nodes_statistics_change_the_plan(tmp_path: Path) -> None:
     async with swarm(tmp_path) as made:
         for number in range(5):
             await made.add(number)
         await until(made.settled)
         for number, node in made.nodes.items():
             ups = {other: 2.0 if other == 3 else 100.0 for other in made.nodes}
-            paths = [Path(name(o), 0.001, ups[number], ups[o]) for o in made.nodes if o != number]
-            node.core.membership.measures = Measures(ups[number], 500.0, paths)
+            paths = [PathStatistics(name(o), 0.001, ups[number], ups[o]) for o in made.nodes if o != number]
+            node.core.membership.statistics = NodeStatistics(ups[number], 500.0, paths)
             node._kick()
         revision = made.plans()[3].revision
         await until(lambda: made.settled() and sum(made.plans()[3].fractions_to().values()) < 0.2)

@@ -1,4 +1,4 @@
-"""Parts that the membership tests share: nodes, keys, signed manifests and claims."""
+"""Shared parts of the membership tests: nodes, keys, signed manifests and claims."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _serial = itertools.count()
 
 
 def fresh() -> str:
-    """A secret never seen before."""
+    """Returns a fresh secret."""
     return f"secret-{next(_serial)}"
 
 
@@ -39,7 +39,7 @@ def manifest(
     created: float = 0.0,
     key: Ed25519PrivateKey = KEY,
 ) -> bytes:
-    """A signed manifest of an empty model. branch tells digests of forks apart, created bodies of equal content."""
+    """A signed manifest of an empty model. branch varies the digest, created the body."""
     made = Manifest(
         run=run,
         epoch=epoch,
@@ -75,7 +75,7 @@ def signed_claim(
     take_over: bool = False,
     key: Ed25519PrivateKey = KEY,
 ) -> Claim:
-    """A claim over `nonce`, rightly signed."""
+    """A claim over `nonce` with a valid signature."""
     public = key.public_key().public_bytes_raw().hex()
     claim = Claim(node=f"{claimant:032x}", run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
     return msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())

@@ -1,4 +1,4 @@
-"""A node that is told only what changed knows the same as one that is told everything."""
+"""Incremental views: a node that merges changes has the same view as one that reads all of it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from hypothesis import strategies as st
 from membership_parts import LATER_RUN, RUN, announce, claim, fresh, make_core, manifest, node
 
 from p2psync.errors import FormatError
-from p2psync.membership.changes import ChangeLog, put_together
+from p2psync.membership.changes import ChangeLog, merge_views
 from p2psync.membership.hub import HubCore
 from p2psync.membership.records import Join, Leave, Renew, View
 
 
 def bare(view: View) -> View:
-    """A view without what is inlined, and without the versions that members run, which changes do not tell."""
+    """A view without inlined manifests and members' versions, which changes leave out."""
     members = [msgspec.structs.replace(member, version=None, digest="") for member in view.members]
     lineage = [msgspec.structs.replace(a, inline=None) for a in view.lineage]
     return msgspec.structs.replace(view, members=members, lineage=lineage)
 
 
 class Swarm:
-    """A hub and what happens at it."""
+    """A hub and its random operations."""
 
     def __init__(self) -> None:
         self.core: HubCore = make_core(ttl=10.0)
@@ -32,7 +32,7 @@ class Swarm:
         self.leases: dict[int, str] = {}
 
     def happen(self, what: int, number: int) -> None:
-        """One of the things that can."""
+        """Performs one random operation."""
         core = self.core
         if what == 0:
             self.leases[number] = core.join(Join(info=node(number)), lease=fresh(), now=self.now).lease
@@ -64,21 +64,21 @@ events = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 6)), max_size=60)
 
 @given(events=events)
 @settings(max_examples=150)
-def test_who_is_told_what_changed_knows_what_all_know(events: list[tuple[int, int]]) -> None:
+def test_merged_changes_equal_the_whole_view(events: list[tuple[int, int]]) -> None:
     swarm = Swarm()
     known = swarm.core.view()
     for what, number in events:
         if what == 8:  # it asks, after as many changes as there were
-            news = swarm.core.changes(known.revision)
-            known = put_together(known, news) if news is not None else swarm.core.view(known.revision)
+            changes = swarm.core.changes(known.revision)
+            known = merge_views(known, changes) if changes is not None else swarm.core.view(known.revision)
             assert bare(known) == bare(swarm.core.view())
         else:
             swarm.happen(what, number)
-    news = swarm.core.changes(known.revision)
-    assert news is None or bare(put_together(known, news)) == bare(swarm.core.view())
+    changes = swarm.core.changes(known.revision)
+    assert changes is None or bare(merge_views(known, changes)) == bare(swarm.core.view())
 
 
-def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
+def test_changes_have_constant_size_in_a_large_swarm() -> None:
     core = make_core()
     token = claim(core)
     announce(core, token, *[manifest(version, version - 1 if version else None) for version in range(100)])
@@ -87,14 +87,14 @@ def test_what_changed_takes_no_more_room_in_a_large_swarm() -> None:
     known = core.revision
     announce(core, token, manifest(100, 99))
     core.join(Join(info=node(5000)), lease="one more", now=0.0)
-    news = core.changes(known)
-    assert news is not None and news.since == known
-    assert [a.version for a in news.lineage] == [100] and news.lineage[0].inline is not None
-    assert [member.info for member in news.members] == [node(5000)] and news.gone == news.retired == []
-    assert len(msgspec.json.encode(news)) < 2500
+    changes = core.changes(known)
+    assert changes is not None and changes.since == known
+    assert [a.version for a in changes.lineage] == [100] and changes.lineage[0].inline is not None
+    assert [member.info for member in changes.members] == [node(5000)] and changes.gone == changes.retired == []
+    assert len(msgspec.json.encode(changes)) < 2500
 
 
-def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
+def test_a_reader_with_an_old_revision_or_none_gets_the_whole_view() -> None:
     core = make_core()
     assert core.changes(-1) is None and core.changes(1) is None
     token = claim(core)
@@ -108,9 +108,9 @@ def test_who_knows_too_little_or_nothing_is_told_everything() -> None:
     assert token
 
 
-def test_changes_go_on_from_one_view_alone() -> None:
-    news = View(instance="hub", revision=5, since=4)
+def test_changes_apply_to_one_base_view_only() -> None:
+    changes = View(instance="hub", revision=5, since=4)
     for before in (None, View(instance="hub", revision=3), View(instance="other", revision=4)):
-        with pytest.raises(FormatError, match="asks for all of it"):
-            put_together(before, news)
-    assert put_together(View(instance="hub", revision=4), news) == View(instance="hub", revision=5)
+        with pytest.raises(FormatError, match="requests the whole view"):
+            merge_views(before, changes)
+    assert merge_views(View(instance="hub", revision=4), changes) == View(instance="hub", revision=5)

@@ -1,4 +1,4 @@
-"""Members that come and go for long leave nothing behind, at the hub or at a node."""
+"""Long churn: departed members leave nothing behind, at the hub or at a node."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from held_parts import entries
 from membership_parts import announce, claim, fresh, make_core, manifest, node
+from reachable_objects import entries
 
 from p2psync.errors import FencedError
 from p2psync.membership.changes import MAX_CHANGES
 from p2psync.membership.hub import HubCore
-from p2psync.membership.planning import PlanBook
-from p2psync.membership.records import Join, Leave, Measures, Member, NodeInfo, Path, Renew, View
+from p2psync.membership.planning import PlanResult
+from p2psync.membership.records import Join, Leave, Member, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.told_paths import most_paths
 
-#: Members at a time, and rounds in each of which all of them are others.
+#: Simultaneous members, and rounds, each with new members.
 AT_A_TIME, ROUNDS = 20, 60
 
 
 class Book:
-    """A plan of those who are there."""
+    """A plan over the current members."""
 
-    remarks: dict[str, str] = {}  # noqa: RUF012 (a plan has none here)
+    diagnostics: dict[str, str] = {}  # noqa: RUF012 (a plan has none here)
 
     def __init__(self, revision: int, members: list[str]) -> None:
         self.revision = revision
@@ -37,8 +37,8 @@ class Book:
         return self._parts.get(name)
 
 
-def at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> list[int]:
-    """What a hub holds after each round; turn: what a round's members do."""
+def at_the_hub(member_actions: Callable[[HubCore, int, list[str], float], None]) -> list[int]:
+    """Returns the hub's size after each round; member_actions: the actions of a round's members."""
     core = make_core()
     core.join(Join(info=node(0, role="trainer")), lease="trainer", now=0.0)
     token = claim(core, claimant=0)
@@ -50,13 +50,13 @@ def at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> list[i
         names = [info.node for info in infos]
         core.renew(Renew(lease="trainer"), now=now)
         for lease, name in zip(leases, names, strict=True):
-            paths = [Path(other, failed=True) for other in names if other != name]
-            core.renew(Renew(lease=lease, version=number, measures=Measures(paths=paths)), now=now + 1)
+            paths = [PathStatistics(other, failed=True) for other in names if other != name]
+            core.renew(Renew(lease=lease, version=number, statistics=NodeStatistics(paths=paths)), now=now + 1)
         task = core.begin_plan(now + 2)
         assert task is not None
-        book: PlanBook = Book(number + 1, [member.info.node for member in task.members])
-        core.plan_made(book, now + 2)
-        turn(core, number, leases, now + 3)
+        plan_result: PlanResult = Book(number + 1, [member.info.node for member in task.members])
+        core.plan_made(plan_result, now + 2)
+        member_actions(core, number, leases, now + 3)
         core.renew(Renew(lease="trainer"), now=now + 9)
         now += 14
         core.renew(Renew(lease="trainer"), now=now)
@@ -72,12 +72,12 @@ def leave(core: HubCore, number: int, leases: list[str], now: float) -> None:
 
 
 def expire(core: HubCore, number: int, leases: list[str], now: float) -> None:
-    """They say nothing more."""
+    """They report nothing."""
 
 
 def break_off(core: HubCore, number: int, leases: list[str], now: float) -> None:
     for lease in leases:
-        core.broke_off(lease, now)
+        core.suspect(lease, now)
     core.expire(now + 2)
 
 
@@ -88,14 +88,16 @@ def ask_and_fail(core: HubCore, number: int, leases: list[str], now: float) -> N
         claim(core, now, epoch=0, claimant=5)
 
 
-@pytest.mark.parametrize("turn", [leave, expire, break_off, ask_and_fail])
-def test_who_was_there_once_takes_no_room_at_the_hub(turn: Callable[[HubCore, int, list[str], float], None]) -> None:
-    held = at_the_hub(turn)
+@pytest.mark.parametrize("member_actions", [leave, expire, break_off, ask_and_fail])
+def test_departed_members_leave_nothing_at_the_hub(
+    member_actions: Callable[[HubCore, int, list[str], float], None],
+) -> None:
+    held = at_the_hub(member_actions)
     filled = MAX_CHANGES // (2 * AT_A_TIME)  # rounds until as many changes are remembered as ever are
     assert max(held[filled + 4 :]) <= max(held[filled : filled + 4]) + 8 * AT_A_TIME
 
 
-def test_who_was_there_once_takes_no_room_at_a_node() -> None:
+def test_departed_members_leave_nothing_at_a_node() -> None:
     core, gauges = NodeCore(node(0), NodeConfig(), random.Random(1)), Gauges()
     held = []
     for number in range(ROUNDS):
@@ -119,15 +121,15 @@ def test_who_was_there_once_takes_no_room_at_a_node() -> None:
 
 
 @pytest.mark.parametrize("members", [1, 256, 257, 1000, 5000, 16384])
-def test_what_a_node_tells_and_a_hub_holds_is_bounded_in_a_swarm_of_any_size(members: int) -> None:
+def test_reports_and_hub_state_are_bounded_in_a_swarm_of_any_size(members: int) -> None:
     gauges = Gauges()
     gauges.most_told = most_paths(members)
     for number in range(members):
         gauges.failed(f"{number:032x}")
-    told = gauges.measures()
-    assert len(told.paths) == min(members, most_paths(members))
-    assert len(msgspec.json.encode(Renew(lease="a" * 32, measures=told))) < 32 << 10
+    reported = gauges.statistics()
+    assert len(reported.paths) == min(members, most_paths(members))
+    assert len(msgspec.json.encode(Renew(lease="a" * 32, statistics=reported))) < 32 << 10
     assert members * most_paths(members) <= max(1 << 16, 32 * members)
     core = make_core()
     core.join(Join(info=NodeInfo(node="f" * 32, role="actor")), lease="one", now=0.0)
-    assert core.renew(Renew(lease="one", measures=told), now=1.0).refused == ""
+    assert core.renew(Renew(lease="one", statistics=reported), now=1.0).refused == ""

@@ -18,7 +18,7 @@ _STEPS = st.lists(
 
 
 @given(_STEPS)
-def test_agrees_with_a_dictionary(steps: list[tuple[str, str, int]]) -> None:
+def test_deadlines_agree_with_a_dictionary(steps: list[tuple[str, str, int]]) -> None:
     deadlines, model = Deadlines(), {}
     for step, name, when in steps:
         if step == "set":
@@ -37,7 +37,7 @@ def test_agrees_with_a_dictionary(steps: list[tuple[str, str, int]]) -> None:
         assert {n for n in "abcdef" if n in deadlines} == set(model)
 
 
-def test_dropped_names_do_not_pile_up() -> None:
+def test_discarded_names_do_not_accumulate() -> None:
     deadlines = Deadlines()
     for number in range(10_000):
         deadlines.set(str(number), 1e9)

@@ -1,4 +1,4 @@
-"""The hub's core: bounds on what members say, fencing, the lineage, and when the revision rises."""
+"""The hub's core: bounds on reports, fencing, the lineage, and when the revision rises."""
 
 from __future__ import annotations
 
@@ -65,10 +65,10 @@ def test_acknowledging_a_version_is_shown_but_wakes_nobody() -> None:
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     granted = core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=3)
     assert granted.revision == 1
-    assert core.acknowledged == 1
+    assert core.acknowledgements == 1
     assert core.view().members[0].version == 7
     core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=6)
-    assert core.acknowledged == 1
+    assert core.acknowledgements == 1
 
 
 def test_joining_again_ends_the_earlier_lease_and_shows_only_what_differs() -> None:
@@ -104,7 +104,7 @@ def test_a_node_without_a_host_is_at_the_address_it_came_from() -> None:
         Join(info=node(1), digest="12"),
     ],
 )
-def test_what_a_node_says_of_itself_is_bounded(join: Join) -> None:
+def test_a_nodes_description_is_bounded(join: Join) -> None:
     core = make_core()
     with pytest.raises(FormatError) as caught:
         core.join(join, lease=fresh(), now=0)
@@ -112,7 +112,7 @@ def test_what_a_node_says_of_itself_is_bounded(join: Join) -> None:
     assert core.revision == 0
 
 
-def test_room_is_made_by_leases_that_end() -> None:
+def test_an_ended_lease_admits_another_member() -> None:
     core = make_core(max_members=1)
     core.join(Join(info=node(1)), lease=fresh(), now=0)
     with pytest.raises(HubError, match="full"):
@@ -161,7 +161,7 @@ def test_a_later_claim_fences_the_earlier(fields: dict[str, object]) -> None:
         ({"run": "0" * 32, "epoch": 99}, "start with --supersede 000000000001"),
     ],
 )
-def test_a_claim_that_is_behind_is_told_what_to_do(fields: dict[str, object], message: str) -> None:
+def test_an_outranked_claim_is_refused_with_a_remedy(fields: dict[str, object], message: str) -> None:
     core = make_core()
     token = claim(core, epoch=5)
     with pytest.raises(FencedError, match=message):
@@ -180,7 +180,7 @@ def test_the_same_node_may_claim_its_epoch_again_and_gets_the_only_token() -> No
         announce(core, earlier)
 
 
-def test_a_token_that_was_never_granted_is_told_to_claim() -> None:
+def test_an_unknown_token_is_told_to_claim() -> None:
     core = make_core()
     for _ in range(2):
         with pytest.raises(LeaseError, match="claim the run again"):
@@ -188,7 +188,7 @@ def test_a_token_that_was_never_granted_is_told_to_claim() -> None:
         claim(core)
 
 
-def test_a_nonce_is_good_once_for_a_while_and_only_if_given_out() -> None:
+def test_a_nonce_is_valid_once_within_its_ttl_and_only_if_issued() -> None:
     core = make_core(nonce_ttl=60)
     nonce = core.challenge(nonce=fresh(), now=0).nonce
     core.claim(signed_claim(nonce), token=fresh(), now=59)
@@ -210,7 +210,7 @@ def test_a_refused_claim_spends_its_nonce() -> None:
         core.claim(signed_claim(nonce), token=fresh(), now=0)
 
 
-def test_outstanding_nonces_are_bounded_and_the_newest_stay_good() -> None:
+def test_outstanding_nonces_are_bounded_and_the_newest_stay_valid() -> None:
     core = make_core(max_nonces=3)
     nonces = [core.challenge(nonce=fresh(), now=0).nonce for _ in range(10)]
     assert core._fence.outstanding == 3
@@ -276,7 +276,7 @@ def test_announcing_again_changes_nothing() -> None:
     assert announce(core, token, retire=("ab" * 32,)) == revision
 
 
-def test_retired_manifests_are_gone_and_may_come_back() -> None:
+def test_retired_manifests_are_removed_and_may_be_announced_again() -> None:
     core = make_core()
     token = claim(core)
     announce(core, token, manifest(0), manifest(1, 0))
@@ -349,17 +349,17 @@ def test_ids_to_retire_must_be_ids() -> None:
         core.announce(Announce(token=claim(core), retire=["x"]), now=0.0)
 
 
-def test_news_marks_claims_and_announcements_but_not_members() -> None:
+def test_the_urgent_revision_follows_claims_and_announcements_but_not_members() -> None:
     core = make_core()
     core.join(Join(info=node(1)), lease=fresh(), now=0)
-    assert (core.news, core.revision) == (0, 1)
+    assert (core.urgent_revision, core.revision) == (0, 1)
     token = claim(core)
-    assert core.news == 2
+    assert core.urgent_revision == 2
     announce(core, token, manifest(0))
-    assert core.news == core.revision == 3
+    assert core.urgent_revision == core.revision == 3
 
 
-def test_a_hub_without_sense_is_refused() -> None:
+def test_an_inconsistent_hub_config_is_refused() -> None:
     with pytest.raises(UsageError, match="32 bytes"):
         HubConfig(trusted=frozenset({b"short"}))
     with pytest.raises(UsageError, match="above 0"):

@@ -27,7 +27,7 @@ def test_a_lease_lives_for_its_ttl_and_not_longer() -> None:
     assert table.next_expiry() is None
 
 
-def test_a_renewal_lets_it_last_from_then_on() -> None:
+def test_a_renewal_extends_the_lease_by_its_ttl() -> None:
     table = LeaseTable(ttl=10)
     table.join("a", member(1), now=0)
     table.renew("a", 3, "d" * 32, now=9)
@@ -58,7 +58,7 @@ def test_a_node_that_joins_again_replaces_its_lease() -> None:
     assert table.next_expiry() == 11
 
 
-def test_a_full_table_takes_nobody_but_those_it_has() -> None:
+def test_a_full_table_admits_only_its_members() -> None:
     table = LeaseTable(ttl=10, max_members=1)
     table.join("a", member(1), now=0)
     with pytest.raises(HubError, match="full"):
@@ -81,7 +81,7 @@ def test_impossible_tables_are_refused(ttl: float, size: int) -> None:
         LeaseTable(ttl, size)
 
 
-def test_ten_thousand_members_come_renew_and_go() -> None:
+def test_ten_thousand_members_join_renew_and_leave() -> None:
     table = LeaseTable(ttl=10)
     for number in range(10_000):
         table.join(str(number), member(number), now=number / 10_000)

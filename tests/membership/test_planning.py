@@ -6,32 +6,32 @@ import pytest
 from membership_parts import node
 
 from p2psync.membership.planning import (
-    CALM,
-    DRIFT_AT_MOST,
-    DRIFT_EVERY,
-    RETRY_LAST,
-    SETTLE,
-    SETTLE_AT_MOST,
-    PlanKeeper,
+    ANNOUNCE_SETTLE_SECONDS,
+    REPLAN_MAX_SECONDS,
+    REPLAN_MIN_SECONDS,
+    RETRY_MAX_SECONDS,
+    SETTLE_MAX_SECONDS,
+    SETTLE_SECONDS,
+    PlanScheduler,
     PlanTask,
 )
-from p2psync.membership.records import Measures, Member, Path, Role
+from p2psync.membership.records import Member, NodeStatistics, PathStatistics, Role
 from p2psync.protocol.plan import NodePlan
 
 TRAINER = node(0, role="trainer").node
 
 
 def members(count: int, role: Role = "trainer") -> list[Member]:
-    """The trainer (or another node in its place) and actors."""
+    """The trainer (or another node as the first) and actors."""
     return [Member(info=node(i, role=role if i == 0 else "actor")) for i in range(count)]
 
 
 class Book:
-    """A plan that says nothing; or which peers each node in it has."""
+    """An empty plan, or one with the given peers of each node."""
 
     def __init__(self, revision: int, peers: dict[str, list[str]] | None = None) -> None:
         self.revision = revision
-        self.remarks: dict[str, str] = {}
+        self.diagnostics: dict[str, str] = {}
         self._peers = peers or {}
 
     def node_plan(self, node: str) -> NodePlan | None:
@@ -39,65 +39,65 @@ class Book:
 
 
 class Keeper:
-    """A keeper beside a hub with so many members."""
+    """A scheduler for a hub with this many members."""
 
     def __init__(self, count: int = 4) -> None:
-        self.keeper = PlanKeeper()
+        self.scheduler = PlanScheduler()
         self.members = members(count)
-        self.told: dict[str, Measures] = {}
+        self.reported: dict[str, NodeStatistics] = {}
         self.revision = 0
 
     def change(self, now: float) -> None:
-        self.keeper.members_changed(len(self.members), now)
+        self.scheduler.members_changed(len(self.members), now)
 
-    def measure(self, number: int, measures: Measures, now: float) -> None:
-        self.told[node(number).node] = measures
-        self.keeper.measured(node(number).node, measures, now)
+    def measure(self, number: int, statistics: NodeStatistics, now: float) -> None:
+        self.reported[node(number).node] = statistics
+        self.scheduler.measured(node(number).node, statistics, now)
 
     def begin(self, now: float, trainer: str | None = TRAINER) -> PlanTask | None:
-        return self.keeper.begin(trainer, self.members, self.told, now)
+        return self.scheduler.begin(trainer, self.members, self.reported, now)
 
     def make(self, now: float, took: float = 0.0) -> float:
-        """Wait until a plan is due, make it; returns when it was made."""
-        now = max(now, self.keeper.due)
+        """Waits until a plan is due and makes it; returns the time."""
+        now = max(now, self.scheduler.due)
         assert self.begin(now) is not None
         self.revision += 1
-        assert self.keeper.made(Book(self.revision), now + took)
+        assert self.scheduler.made(Book(self.revision), now + took)
         return now + took
 
 
 def test_nothing_is_planned_before_anything_happens() -> None:
-    keeper = PlanKeeper()
-    assert keeper.due == float("inf")
-    assert keeper.revision == 0
-    assert keeper.begin(TRAINER, members(5), {}, 1e9) is None
+    scheduler = PlanScheduler()
+    assert scheduler.due == float("inf")
+    assert scheduler.revision == 0
+    assert scheduler.begin(TRAINER, members(5), {}, 1e9) is None
 
 
-def test_a_plan_comes_soon_after_members_changed_but_not_at_once() -> None:
+def test_a_plan_is_due_soon_after_members_change_but_not_at_once() -> None:
     made = Keeper(4)
     made.change(10.0)
-    assert 10.0 + SETTLE <= made.keeper.due < 10.0 + 2 * SETTLE
-    assert made.begin(10.0 + SETTLE / 2) is None
-    task = made.begin(made.keeper.due)
+    assert 10.0 + SETTLE_SECONDS <= made.scheduler.due < 10.0 + 2 * SETTLE_SECONDS
+    assert made.begin(10.0 + SETTLE_SECONDS / 2) is None
+    task = made.begin(made.scheduler.due)
     assert task == PlanTask(TRAINER, made.members, {})
 
 
-def test_changes_that_come_together_make_one_plan_and_do_not_put_it_off() -> None:
+def test_simultaneous_changes_make_one_plan_without_postponing_it() -> None:
     made = Keeper(4)
     made.change(10.0)
-    due = made.keeper.due
+    due = made.scheduler.due
     for k in range(5):
         made.change(10.0 + k / 100)
-    assert made.keeper.due == due
+    assert made.scheduler.due == due
     made.make(due)
-    assert made.keeper.due == float("inf")
+    assert made.scheduler.due == float("inf")
 
 
-def test_the_more_members_the_longer_changes_wait_for_company() -> None:
+def test_changes_settle_longer_with_more_members() -> None:
     few, many, most = Keeper(2), Keeper(1000), Keeper(5000)
     for made in (few, many, most):
         made.change(0.0)
-    assert few.keeper.due < many.keeper.due <= most.keeper.due == SETTLE_AT_MOST
+    assert few.scheduler.due < many.scheduler.due <= most.scheduler.due == SETTLE_MAX_SECONDS
 
 
 @pytest.mark.parametrize("trainer", [None, "f" * 32])
@@ -105,7 +105,7 @@ def test_without_a_trainer_among_the_members_there_is_no_plan(trainer: str | Non
     made = Keeper(4)
     made.change(0.0)
     assert made.begin(5.0, trainer) is None
-    assert made.keeper.due == float("inf")
+    assert made.scheduler.due == float("inf")
     made.change(6.0)
     assert made.begin(7.0) is not None
 
@@ -128,170 +128,173 @@ def test_a_trainer_that_lost_the_run_is_left_out() -> None:
 def test_a_payload_of_another_size_calls_for_another_plan() -> None:
     made = Keeper()
     made.change(0.0)
-    made.keeper.announced(64 << 20, 0.0)
-    made.make(made.keeper.due)
+    made.scheduler.announced(64 << 20, 0.0)
+    made.make(made.scheduler.due)
     for payload in (60 << 20, 20 << 20, 200 << 20):
-        made.keeper.announced(payload, 1.0)
-        assert made.keeper.due == float("inf")
-    made.keeper.announced(2 << 20, 5.0)
-    assert made.keeper.due == 5.0 + CALM, "not as it begins to flow"
+        made.scheduler.announced(payload, 1.0)
+        assert made.scheduler.due == float("inf")
+    made.scheduler.announced(2 << 20, 5.0)
+    assert made.scheduler.due == 5.0 + ANNOUNCE_SETTLE_SECONDS, "not while the transfer begins"
     task = made.begin(10.0)
     assert task is not None and task.payload == 2 << 20
 
 
-def test_no_plan_is_begun_while_one_is_under_way_and_what_changed_meanwhile_makes_the_next() -> None:
+def test_changes_during_a_plan_make_the_next_one() -> None:
     made = Keeper()
     made.change(0.0)
     assert made.begin(1.0) is not None
     made.change(1.1)
-    assert made.keeper.due == float("inf")
+    assert made.scheduler.due == float("inf")
     assert made.begin(50.0) is None
-    assert made.keeper.made(Book(1), 1.2)
-    assert made.begin(made.keeper.due) is not None
+    assert made.scheduler.made(Book(1), 1.2)
+    assert made.begin(made.scheduler.due) is not None
 
 
 @pytest.mark.parametrize(("took", "rest"), [(0.5, 1.5), (2.0, 3.0), (5.0, 5.0)])
-def test_after_a_plan_it_rests_for_some_times_as_long_and_after_a_long_one_as_long(took: float, rest: float) -> None:
+def test_the_pause_after_a_plan_is_a_multiple_of_its_time_up_to_a_limit(took: float, rest: float) -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0, took=took)
     made.change(ended)
-    assert made.keeper.due == ended + rest
+    assert made.scheduler.due == ended + rest
 
 
-def test_where_trees_bring_nothing_any_more_it_rests_only_as_long_as_the_plan_took() -> None:
+def test_urgent_plans_pause_only_as_long_as_the_last_plan_took() -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0, took=1.0)
-    made.keeper.members_changed(3, ended, gone=True)
-    assert made.keeper.due == ended + 1.0
+    made.scheduler.members_changed(3, ended, gone=True)
+    assert made.scheduler.due == ended + 1.0
     made.members = made.members[:3]
     peer, took = node(2).node, 1.0
-    for path in (Path(peer, sent=9.0, fallen=0.1), Path(peer, sent=9.0, fallen=0.1, failed=True)):
+    for path in (
+        PathStatistics(peer, sent=9.0, degraded_to=0.1),
+        PathStatistics(peer, sent=9.0, degraded_to=0.1, failed=True),
+    ):
         ended = made.make(ended, took=took)
-        made.measure(1, Measures(paths=[path]), ended)
-        assert made.keeper.due == ended + took, path
+        made.measure(1, NodeStatistics(paths=[path]), ended)
+        assert made.scheduler.due == ended + took, path
     ended = made.make(ended, took=took)
-    made.measure(1, Measures(paths=[Path(peer, sent=30.0, fallen=0.1, failed=True)]), ended)
-    assert made.keeper.due == ended + 3.0, "what was told before is nothing new"
+    made.measure(1, NodeStatistics(paths=[PathStatistics(peer, sent=30.0, degraded_to=0.1, failed=True)]), ended)
+    assert made.scheduler.due == ended + 3.0, "earlier reports do not count again"
 
 
-def test_measures_that_changed_much_make_a_plan_but_at_most_one_a_second() -> None:
+def test_substantial_changes_of_statistics_make_at_most_one_plan_a_second() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
-    made.measure(1, Measures(up=50.0), began + 0.1)
-    assert made.keeper.due == began + DRIFT_EVERY
+    made.measure(1, NodeStatistics(up=50.0), began + 0.1)
+    assert made.scheduler.due == began + REPLAN_MIN_SECONDS
     began = made.make(0.0)
-    made.measure(1, Measures(up=55.0), began + 5.0)
-    assert made.keeper.due == float("inf")
-    made.measure(1, Measures(up=61.0), began + 5.0)
-    assert made.keeper.due == pytest.approx(began + 5.0 + SETTLE)
+    made.measure(1, NodeStatistics(up=55.0), began + 5.0)
+    assert made.scheduler.due == float("inf")
+    made.measure(1, NodeStatistics(up=61.0), began + 5.0)
+    assert made.scheduler.due == pytest.approx(began + 5.0 + SETTLE_SECONDS)
 
 
-def test_as_a_version_begins_to_flow_measures_make_no_plan() -> None:
+def test_statistics_make_no_plan_just_after_an_announcement() -> None:
     made = Keeper()
     made.change(0.0)
     ended = made.make(0.0)
-    made.keeper.announced(0, ended + 5.0)
-    made.measure(1, Measures(up=50.0), ended + 5.5)
-    assert made.keeper.due == ended + 5.0 + CALM
+    made.scheduler.announced(0, ended + 5.0)
+    made.measure(1, NodeStatistics(up=50.0), ended + 5.5)
+    assert made.scheduler.due == ended + 5.0 + ANNOUNCE_SETTLE_SECONDS
 
 
-def test_the_more_plans_change_nothing_the_longer_measures_wait_for_the_next_one() -> None:
+def test_plans_that_change_nothing_lengthen_the_wait_for_the_next() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
     waits = []
     for number in range(6):
-        made.measure(1, Measures(up=2.0**number), began)
-        waits.append(made.keeper.due - began)
-        began = made.keeper.due
+        made.measure(1, NodeStatistics(up=2.0**number), began)
+        waits.append(made.scheduler.due - began)
+        began = made.scheduler.due
         assert made.begin(began) is not None
-        assert not made.keeper.made(Book(made.revision), began)
-    assert waits == pytest.approx([min(DRIFT_AT_MOST, 2**n * DRIFT_EVERY) for n in range(6)])
-    made.measure(1, Measures(up=100.0), began)
+        assert not made.scheduler.made(Book(made.revision), began)
+    assert waits == pytest.approx([min(REPLAN_MAX_SECONDS, 2**n * REPLAN_MIN_SECONDS) for n in range(6)])
+    made.measure(1, NodeStatistics(up=100.0), began)
     began = made.make(began)
-    made.measure(1, Measures(up=200.0), began)
-    assert made.keeper.due == began + DRIFT_EVERY, "one that changed something may be followed soon"
+    made.measure(1, NodeStatistics(up=200.0), began)
+    assert made.scheduler.due == began + REPLAN_MIN_SECONDS, "a plan that changed something may be followed soon"
 
 
-def test_a_way_that_fell_is_planned_for_at_once() -> None:
+def test_a_degraded_path_is_planned_for_at_once() -> None:
     made = Keeper()
     made.change(0.0)
     began = made.make(0.0)
-    made.measure(1, Measures(paths=[Path(node(2).node, sent=4.0, fallen=0.1)]), began + 0.1)
-    assert made.keeper.due == began + 0.1 + SETTLE
+    made.measure(1, NodeStatistics(paths=[PathStatistics(node(2).node, sent=4.0, degraded_to=0.1)]), began + 0.1)
+    assert made.scheduler.due == began + 0.1 + SETTLE_SECONDS
 
 
-def test_small_steps_add_up() -> None:
+def test_small_changes_of_statistics_add_up() -> None:
     made = Keeper()
-    made.measure(1, Measures(up=50.0), 0.0)
+    made.measure(1, NodeStatistics(up=50.0), 0.0)
     made.make(0.0)
     for step, rate in enumerate((54.0, 58.0)):
-        made.measure(1, Measures(up=rate), 5.0 + step)
-        assert made.keeper.due == float("inf")
-    made.measure(1, Measures(up=62.0), 8.0)
-    assert made.keeper.due < float("inf")
+        made.measure(1, NodeStatistics(up=rate), 5.0 + step)
+        assert made.scheduler.due == float("inf")
+    made.measure(1, NodeStatistics(up=62.0), 8.0)
+    assert made.scheduler.due < float("inf")
 
 
-def test_a_path_that_failed_makes_a_plan_from_it() -> None:
+def test_a_failed_path_makes_a_plan() -> None:
     made = Keeper()
     made.change(0.0)
     made.make(0.0)
-    failed = Measures(paths=[Path(node(2).node, failed=True)])
+    failed = NodeStatistics(paths=[PathStatistics(node(2).node, failed=True)])
     made.measure(1, failed, 20.0)
-    task = made.begin(made.keeper.due)
-    assert task is not None and task.measures == {node(1).node: failed}
+    task = made.begin(made.scheduler.due)
+    assert task is not None and task.statistics == {node(1).node: failed}
 
 
-def test_a_path_that_failed_and_that_no_plan_uses_makes_none() -> None:
+def test_a_failed_path_that_no_plan_uses_makes_none() -> None:
     made = Keeper()
     made.change(0.0)
-    assert made.begin(made.keeper.due) is not None
-    made.keeper.made(Book(1, {node(1).node: [node(3).node]}), 1.0)
-    made.measure(1, Measures(paths=[Path(node(2).node, failed=True)]), 20.0)
-    assert made.keeper.due == float("inf")
-    made.measure(1, Measures(paths=[Path(node(3).node, failed=True)]), 21.0)
-    assert made.keeper.due == 21.0 + SETTLE
+    assert made.begin(made.scheduler.due) is not None
+    made.scheduler.made(Book(1, {node(1).node: [node(3).node]}), 1.0)
+    made.measure(1, NodeStatistics(paths=[PathStatistics(node(2).node, failed=True)]), 20.0)
+    assert made.scheduler.due == float("inf")
+    made.measure(1, NodeStatistics(paths=[PathStatistics(node(3).node, failed=True)]), 21.0)
+    assert made.scheduler.due == 21.0 + SETTLE_SECONDS
 
 
-def test_measures_of_who_is_no_member_are_not_planned_with() -> None:
+def test_statistics_of_non_members_are_not_planned_with() -> None:
     made = Keeper(2)
-    made.told["e" * 32] = Measures(up=1.0)
+    made.reported["e" * 32] = NodeStatistics(up=1.0)
     made.change(0.0)
     task = made.begin(1.0)
-    assert task is not None and task.measures == {}
+    assert task is not None and task.statistics == {}
 
 
-def test_a_plan_that_is_the_one_before_is_no_news() -> None:
+def test_an_unchanged_plan_is_not_reported_as_new() -> None:
     made = Keeper()
     made.change(0.0)
     now = made.make(0.0)
-    book = made.keeper.book
+    plan_result = made.scheduler.plan_result
     made.change(now)
-    assert made.begin(made.keeper.due) is not None
-    assert not made.keeper.made(Book(1), now + 1)
-    assert made.keeper.book is book
+    assert made.begin(made.scheduler.due) is not None
+    assert not made.scheduler.made(Book(1), now + 1)
+    assert made.scheduler.plan_result is plan_result
 
 
-def test_when_the_planner_fails_the_old_plan_stays_and_it_is_said_once_and_tried_again() -> None:
+def test_a_failed_plan_is_reported_once_and_retried_while_the_old_one_stays() -> None:
     made = Keeper()
     made.change(0.0)
     now = made.make(0.0)
-    book = made.keeper.book
+    plan_result = made.scheduler.plan_result
     made.change(now)
-    told, pauses = [], []
+    reported, pauses = [], []
     for _ in range(8):
-        now = made.keeper.due
+        now = made.scheduler.due
         assert made.begin(now) is not None
-        told.append(made.keeper.failed("no way", now))
-        pauses.append(made.keeper.due - now)
-    assert told == [True] + [False] * 7
-    assert pauses == sorted(pauses) and pauses[0] <= 1.0 and pauses[-1] == RETRY_LAST
-    assert made.keeper.book is book
+        reported.append(made.scheduler.failed("cannot plan", now))
+        pauses.append(made.scheduler.due - now)
+    assert reported == [True] + [False] * 7
+    assert pauses == sorted(pauses) and pauses[0] <= 1.0 and pauses[-1] == RETRY_MAX_SECONDS
+    assert made.scheduler.plan_result is plan_result
     now = made.make(0.0)
     made.change(now)
-    now = made.keeper.due
+    now = made.scheduler.due
     assert made.begin(now) is not None
-    assert made.keeper.failed("no way", now), "it had worked in between"
+    assert made.scheduler.failed("cannot plan", now), "a plan succeeded in between"

@@ -1,4 +1,4 @@
-"""Which run is followed, and the words for it."""
+"""Which run a node follows, and its description for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2psync.errors import UsageError
-from p2psync.membership.runs import ANY, NEWEST, Refusal, is_newer, later_run, parse_follow, run_name, why_not
+from p2psync.membership.runs import ANY, NEWEST, RunRefusal, is_newer, later_run, parse_follow, run_name, why_not
 
 A, B = "01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20
 RUNS = st.sampled_from([A, B, "01a221f1a064" + "c" * 20])
@@ -31,12 +31,14 @@ PLACES = st.tuples(RUNS, st.integers(0, 3))
         (A[:12], (A, 2), (A, 1), "fenced"),
     ],
 )
-def test_the_law(follow: str, live: tuple[str, int], offered: tuple[str, int], reason: str | None) -> None:
+def test_older_runs_and_epochs_are_not_followed(
+    follow: str, live: tuple[str, int], offered: tuple[str, int], reason: str | None
+) -> None:
     assert why_not(follow, live=live, offered=offered) == reason
 
 
 @given(st.lists(PLACES, max_size=8))
-def test_whatever_hubs_offer_one_after_another_nobody_goes_back_unless_told_to(offers: list[tuple[str, int]]) -> None:
+def test_no_sequence_of_offers_leads_back_to_an_older_run(offers: list[tuple[str, int]]) -> None:
     followed: list[tuple[str, int]] = []
     for offered in offers:
         if why_not(NEWEST, live=followed[-1] if followed else ("", 0), offered=offered) is None:
@@ -50,13 +52,13 @@ def test_a_later_run_is_newer_than_any_of_that_time_whatever_the_clock_says(than
     assert len(made) == 32 and is_newer(made, than) and is_newer(made, than[:12]) and not is_newer(than, made)
 
 
-def test_after_the_last_time_there_is_no_run() -> None:
+def test_no_run_follows_the_last_possible_time() -> None:
     with pytest.raises(UsageError, match="no run after ffffffffffff"):
         later_run("f" * 12, 0, bytes(10))
 
 
 @pytest.mark.parametrize("text", ["", "latest", "01a2", A + "0", "01a221f1904g"])
-def test_what_is_no_run_is_refused(text: str) -> None:
+def test_a_malformed_run_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--follow-run wants newest, any or the 12 to 32 hex digits"):
         parse_follow(text)
 
@@ -69,13 +71,13 @@ def test_runs_are_named_by_the_digits_and_the_time_of_their_creation() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reason", "ways_out"),
+    ("reason", "remedies"),
     [
         ("older", [f"--supersede {B[:12]}", f"--follow-run {A[:12]}"]),
         ("fenced", ["--supersede", "newest store"]),
         ("other", ["leave --follow-run out"]),
     ],
 )
-def test_a_refusal_names_both_runs_and_the_ways_out(reason: str, ways_out: list[str]) -> None:
-    text = Refusal(reason, A, 1, B, 2, A[:12]).text()  # type: ignore[arg-type]
-    assert "not followed" in text and "\n" not in text and all(way in text for way in ways_out)
+def test_a_run_refusal_names_both_runs_and_the_remedies(reason: str, remedies: list[str]) -> None:
+    text = RunRefusal(reason, A, 1, B, 2, A[:12]).text()  # type: ignore[arg-type]
+    assert "not followed" in text and "\n" not in text and all(remedy in text for remedy in remedies)

@@ -1,4 +1,4 @@
-"""A hub changes runs by itself only where nobody holds it and the new run is newer; else only on purpose."""
+"""A hub changes runs by itself only if nobody holds it and the new run is newer; otherwise only on purpose."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def test_a_trainer_that_never_joins_holds_it_for_one_lease() -> None:
     claim(core, TTL, run=LATER_RUN, claimant=2)
 
 
-def test_a_trainer_that_leaves_holds_nothing() -> None:
+def test_a_trainer_that_leaves_releases_its_hub() -> None:
     core = make_core(ttl=TTL)
     claim(core, claimant=1)
     core.leave(Leave(lease=join(core, 1, role="trainer")), now=1)
     claim(core, 1, run=LATER_RUN, claimant=2)
 
 
-def test_a_run_that_is_over_gives_way_to_a_newer_one_and_to_an_older_only_on_purpose() -> None:
+def test_an_ended_run_is_replaced_by_a_newer_one_and_by_an_older_only_on_purpose() -> None:
     core = make_core(ttl=TTL)
     claim(core, run=LATER_RUN, claimant=2)
     with pytest.raises(FencedError, match=r"000000000002 .* newer .*--supersede 000000000002"):
@@ -54,7 +54,7 @@ def test_a_run_that_is_over_gives_way_to_a_newer_one_and_to_an_older_only_on_pur
     assert core.view().run == RUN
 
 
-def test_on_purpose_a_held_hub_changes_runs_and_the_trainer_before_is_told_by_whom_and_how() -> None:
+def test_a_take_over_tells_the_earlier_trainer_who_took_the_hub_and_how() -> None:
     core = make_core(ttl=TTL)
     token = claim(core, claimant=1)
     announce(core, token, manifest(0))
@@ -64,7 +64,7 @@ def test_on_purpose_a_held_hub_changes_runs_and_the_trainer_before_is_told_by_wh
         announce(core, token, manifest(1, 0))
 
 
-def test_the_same_store_needs_no_word_even_for_a_run_that_supersedes_its_own() -> None:
+def test_the_same_node_needs_no_take_over_for_a_superseding_run() -> None:
     core = make_core(ttl=TTL)
     claim(core, claimant=1)
     join(core, 1, role="trainer")
@@ -72,7 +72,7 @@ def test_the_same_store_needs_no_word_even_for_a_run_that_supersedes_its_own() -
     claim(core, run=LATER_RUN, epoch=3, claimant=1)
 
 
-def test_of_two_that_claim_at_once_the_first_has_it() -> None:
+def test_of_two_simultaneous_claims_the_first_wins() -> None:
     core = make_core(ttl=TTL)
     nonces = [core.challenge(nonce=fresh(), now=0).nonce for _ in range(2)]
     core.claim(signed_claim(nonces[0], run=RUN, claimant=1), token=fresh(), now=0)
@@ -80,7 +80,7 @@ def test_of_two_that_claim_at_once_the_first_has_it() -> None:
         core.claim(signed_claim(nonces[1], run=LATER_RUN, claimant=2), token=fresh(), now=0)
 
 
-def test_a_claim_made_to_take_over_on_the_way_is_forged() -> None:
+def test_setting_take_over_in_transit_breaks_the_signature() -> None:
     core = make_core()
     nonce = core.challenge(nonce=fresh(), now=0).nonce
     meant = signed_claim(nonce)
@@ -88,17 +88,17 @@ def test_a_claim_made_to_take_over_on_the_way_is_forged() -> None:
         core.claim(msgspec.structs.replace(meant, take_over=True), token=fresh(), now=0)
 
 
-def test_a_claim_that_takes_nothing_over_is_signed_as_ever() -> None:
+def test_a_claim_without_take_over_keeps_its_signed_bytes() -> None:
     made = signed_claim("nonce")
     fields = [made.node, made.run, "1", "nonce", made.key]
     assert claim_bytes(made) == b"p2psync claim v1\0" + "\0".join(fields).encode()
     KEY.public_key().verify(bytes.fromhex(made.signature), claim_bytes(made))
 
 
-# a hub that was started anew
+# a restarted hub
 
 
-def test_a_trainer_that_is_back_before_it_has_claimed_again_keeps_others_off() -> None:
+def test_a_rejoined_trainer_holds_a_restarted_hub_before_it_claims() -> None:
     core = make_core(ttl=TTL)
     join(core, 1, role="trainer", version=3, digest="ab" * 16, run=RUN, epoch=2)
     with pytest.raises(FencedError, match=r"trainer 00000000 at 10.0.0.1 is at work on run 000000000001"):
@@ -106,13 +106,13 @@ def test_a_trainer_that_is_back_before_it_has_claimed_again_keeps_others_off() -
     claim(core, run=RUN, epoch=2, claimant=1)
 
 
-def test_actors_without_a_trainer_keep_nobody_off() -> None:
+def test_actors_alone_do_not_hold_a_hub() -> None:
     core = make_core(ttl=TTL)
     join(core, 7, version=3, digest="ab" * 16, run=RUN, epoch=2)
     claim(core, run=LATER_RUN, claimant=2)
 
 
-# a hub inside a trainer
+# an embedded hub
 
 
 def own_claim(core: HubCore, **fields: object) -> None:
@@ -134,7 +134,7 @@ def test_a_hub_inside_a_trainer_is_claimed_by_nobody_else_before_or_after() -> N
     own_claim(core, epoch=2)
 
 
-def test_its_nonce_is_good_once_and_a_key_that_is_not_trusted_learns_nothing() -> None:
+def test_an_own_nonce_is_valid_once_and_untrusted_keys_learn_nothing() -> None:
     core = make_core(embedded=True)
     nonce = fresh()
     core.own_challenge(nonce=nonce, now=0)
@@ -143,18 +143,18 @@ def test_its_nonce_is_good_once_and_a_key_that_is_not_trusted_learns_nothing() -
         core.claim(signed_claim(nonce), token=fresh(), now=0)
 
 
-# what members tell
+# members' reports
 
 
-def test_members_tell_which_run_they_are_at_and_why_they_wait() -> None:
+def test_members_report_their_run_and_why_they_wait() -> None:
     core = make_core()
     lease = join(core, 1, version=1, digest="ab" * 16, run=RUN, epoch=4)
     core.renew(
-        Renew(lease=lease, version=1, digest="ab" * 16, run=RUN, epoch=4, waits="told\x1b[31m\n" + "x" * 999), now=1
+        Renew(lease=lease, version=1, digest="ab" * 16, run=RUN, epoch=4, waits="busy\x1b[31m\n" + "x" * 999), now=1
     )
     (member,), (age,) = core.view().members, core.status(now=1, started=0).ages
     assert (member.run, member.epoch) == (RUN, 4)
-    assert age.waits.startswith("told [31m x") and age.waits.isprintable() and len(age.waits) == 400
+    assert age.waits.startswith("busy [31m x") and age.waits.isprintable() and len(age.waits) == 400
 
 
 def test_a_member_of_another_run_does_not_run_the_newest_version_though_its_number_is_the_same() -> None:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from p2psync.errors import UsageError
 from p2psync.net.addresses import (
     advertised_hosts,
-    beside_port,
     check_url,
     further_hosts,
+    host_and_port,
     is_announceable,
     is_loopback,
     listen_host,
@@ -135,4 +135,4 @@ def test_no_further_host_is_of_the_family_seen_or_local(seen: str, own: list[str
 
 @given(host=st.ip_addresses().map(str), port=st.integers(0, 65535))
 def test_brackets_stand_beside_a_port_for_ipv6_alone(host: str, port: int) -> None:
-    assert beside_port(host, port) == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    assert host_and_port(host, port) == (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -19,7 +19,7 @@ from peer_parts import Told, until
 from private_network import LINK, SILENCE, SILENT_V4, SILENT_V6, inside, needs_root
 
 from p2psync.membership.records import NodeInfo
-from p2psync.net.dialling import ATTEMPT_DELAY, MAX_ATTEMPTS, Attempts, interleave
+from p2psync.net.dialling import ATTEMPT_DELAY_SECONDS, MAX_ATTEMPTS, Attempts, interleave
 
 V4, V6 = socket.AF_INET, socket.AF_INET6
 
@@ -56,7 +56,7 @@ def raced(hosts: list[Host]) -> tuple[float, int, list[float]]:
 
 
 def test_a_silent_address_costs_one_delay() -> None:
-    assert raced([SILENT, Host(0.03)]) == (ATTEMPT_DELAY + 0.03, 1, [0.0, ATTEMPT_DELAY])
+    assert raced([SILENT, Host(0.03)]) == (ATTEMPT_DELAY_SECONDS + 0.03, 1, [0.0, ATTEMPT_DELAY_SECONDS])
 
 
 def test_a_refusal_costs_no_delay() -> None:
@@ -68,7 +68,11 @@ def test_a_slow_first_address_wins_if_it_answers_before_the_second() -> None:
 
 
 def test_a_refusal_of_a_later_address_starts_the_one_after_it() -> None:
-    assert raced([SILENT, Host(0.01, refuses=True), Host(0.01)])[2] == [0, ATTEMPT_DELAY, ATTEMPT_DELAY + 0.01]
+    assert raced([SILENT, Host(0.01, refuses=True), Host(0.01)])[2] == [
+        0,
+        ATTEMPT_DELAY_SECONDS,
+        ATTEMPT_DELAY_SECONDS + 0.01,
+    ]
 
 
 def test_a_name_with_hundreds_of_addresses_is_given_up_after_a_few() -> None:
@@ -78,13 +82,13 @@ def test_a_name_with_hundreds_of_addresses_is_given_up_after_a_few() -> None:
 @given(st.lists(HOSTS, min_size=1, max_size=MAX_ATTEMPTS))
 def test_every_address_that_answers_is_reached_within_a_delay_for_each_before_it(hosts: list[Host]) -> None:
     at, winner, started = raced(hosts)
-    good = [(i * ATTEMPT_DELAY + host.after, i) for i, host in enumerate(hosts) if not host.refuses]
+    good = [(i * ATTEMPT_DELAY_SECONDS + host.after, i) for i, host in enumerate(hosts) if not host.refuses]
     assert at <= min(good, default=(float("inf"), -1))[0] + 1e-9
     assert winner == -1 or not hosts[winner].refuses
     # One address after another, and never two at a time unless one before has failed.
     assert started == sorted(started)
     refusals = sum(host.refuses for host in hosts)
-    assert sum(b - a < ATTEMPT_DELAY - 1e-9 for a, b in itertools.pairwise(started)) <= refusals
+    assert sum(b - a < ATTEMPT_DELAY_SECONDS - 1e-9 for a, b in itertools.pairwise(started)) <= refusals
 
 
 def test_families_take_turns_and_the_first_one_begins() -> None:
@@ -107,7 +111,7 @@ def test_a_peer_is_reached_past_a_silent_address(silent: str, loop: Callable[[An
         begun = time.monotonic()
         here.table.dial(info)
         await until(lambda: here.up)
-        assert ATTEMPT_DELAY <= time.monotonic() - begun < 2
+        assert ATTEMPT_DELAY_SECONDS <= time.monotonic() - begun < 2
         await asyncio.gather(here.table.close(), there.table.close())
 
     inside(lambda: loop(main()), [*LINK, *SILENCE])

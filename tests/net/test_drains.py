@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2psync.membership.records import Measures, NodeInfo
+from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.messages import Ping
@@ -102,7 +102,7 @@ async def test_it_wakes_by_itself_for_the_rest(node: Node) -> None:
 
 
 async def test_what_was_measured_is_looked_at_since_the_hub_may_have_to_hear_of_it(node: Node) -> None:
-    node.runner._measured(Measures())
+    node.runner._measured(NodeStatistics())
     assert await node.settled() == (1, 1)
 
 

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import uvloop
-from peer_parts import SHORT, Raw, Run, Told, hello, until
-
 from p2psync.errors import UsageError
 from p2psync.net import measuring as measuring_module
 from p2psync.net import peers, tcp
 from p2psync.net.junk import FRAME
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
-from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauge import Gauge
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probing import Prober
+from peer_parts import SHORT, Raw, Run, Told, hello, until
+
+from p2psync.protocol.plan import NodePlan, TreePosition
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -95,7 +95,7 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         a.table.dial(b.info)
         # Nothing here holds junk up but its pumps, so that only what comes is a measure.
         await until(lambda: one.gauges.down.value and other.gauges.down.value)
-        path = one.gauges.measures().paths[0]
+        path = one.gauges.statistics().paths[0]
         assert path.peer == "b"
         assert 0 < path.rtt < 0.1
         assert path.received > 1
@@ -113,21 +113,21 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         for _ in range(12):
             one.gauges.down.add(250_000, 0.25)
         one._tell()
-        assert one._measures.down == 0
+        assert one._statistics.down == 0
         one._prober.peer_up("b", "", 0.0)
         job = one._prober._jobs.down
         assert job is not None
         job.sure = True
         one._tell()
-        assert one._measures.down == 0, "it may be all that others can send"
+        assert one._statistics.down == 0, "it may be all that others can send"
         job.bound = True
         one._tell()
-        assert one._measures.down == 8
-        one._measures = one.gauges.measures(down_sure=False)
+        assert one._statistics.down == 8
+        one._statistics = one.gauges.statistics(down_sure=False)
         one._config = replace(one._config, probe=False)
         job.sure = False
         one._tell()
-        assert one._measures.down == 8
+        assert one._statistics.down == 8
         await stop(one, a, b)
 
     run(check())
@@ -177,7 +177,7 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         one = measured(a, config=POOR)
         a.table.dial(b.info)
         await until(lambda: a.up)
-        one.planned(NodePlan(1, ["b"], [1], [TreePlace(-1, [0], 0, 8.0)], headroom=[2.0]))
+        one.planned(NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 8.0)], headroom=[2.0]))
         await until(lambda: {stream.peer for stream in one._paces._last} == {"b"})
         assert {name: pace._part for name, pace in one._paces._paces.items()} == {"b": 2e6}
         await stop(one, a, b)
@@ -193,7 +193,7 @@ def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()  # the kernel would tell how near the peer is
         one.gauges.paths["b"] = Gauge(rtt=0.1)
-        plan = NodePlan(1, ["b"], [1], [TreePlace(-1, [0], 0, 20.0)])
+        plan = NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 20.0)])
         one.planned(plan)
         wanted = one._policy.wanted("b")
         assert wanted > 8

@@ -6,15 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-
 from p2psync.net.paces import REST, Paces
-from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.swarm.gauges import Reading
 from p2psync.swarm.pacing import FIRST, QUEUE
 from p2psync.swarm.renewal import HELD
 
+from p2psync.protocol.plan import NodePlan, TreePosition
+
 PART = 125_000 * 10.0
-PLAN = NodePlan(1, ["far", "near"], [1], [TreePlace(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])
+PLAN = NodePlan(1, ["far", "near"], [1], [TreePosition(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])
 
 
 @dataclass(eq=False)
@@ -101,7 +101,7 @@ def test_a_far_child_that_loses_much_is_held_and_a_near_one_never(node: Node) ->
 
 def test_who_is_not_fed_by_this_node_any_more_is_let_go(node: Node) -> None:
     node.run(1, 0.2)
-    node.paces.planned(NodePlan(2, ["near"], [1], [TreePlace(-1, [0], 0, 10.0)], headroom=[1.0]))
+    node.paces.planned(NodePlan(2, ["near"], [1], [TreePosition(-1, [0], 0, 10.0)], headroom=[1.0]))
     node.run(0.25, 0.0)
     assert node.far.rates[-1] == 0.0
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2psync.observe.events import Committed, Published
+from p2psync.observe import events
+from p2psync.observe.events import Committed, Event, Published, Trouble, Warned
 
 UNITS = st.integers(1, 1 << 40)
 
@@ -33,21 +34,21 @@ def numbers(line: str, unit: str) -> list[float]:
     return [float(found) for found in re.findall(rf"([0-9.]+) {unit}", line)]
 
 
-@given(way=deltas(), anchored=st.booleans())
-def test_a_share_is_a_percentage_of_what_it_is_named_after(way: list[tuple[int, int]], anchored: bool) -> None:
-    changed, total = (sum(part) for part in zip(*way, strict=True))
-    since = None if anchored else 9 - len(way)
-    event = committed(changed=changed, total=total, steps=len(way) + anchored, since=since)
+@given(path=deltas(), anchored=st.booleans())
+def test_a_share_is_a_percentage_of_the_deltas_units(path: list[tuple[int, int]], anchored: bool) -> None:
+    changed, total = (sum(part) for part in zip(*path, strict=True))
+    since = None if anchored else 9 - len(path)
+    event = committed(changed=changed, total=total, steps=len(path) + anchored, since=since)
     (percent,) = numbers(event.line(), "%")
     assert 0 <= percent <= 100
     assert percent == pytest.approx(100 * changed / total, abs=0.006)
     assert ("whole, and" in event.line()) == anchored
-    if len(way) > 1:
-        assert f"{len(way)} deltas of {percent:.2f} % changed each on average" in event.line()
+    if len(path) > 1:
+        assert f"{len(path)} deltas of {percent:.2f} % changed each on average" in event.line()
 
 
 @given(useful=st.integers(0, 10**12), wasted=st.integers(0, 10**12), payload=st.integers(0, 10**12))
-def test_what_was_fetched_beyond_the_way_is_accounted_for(useful: int, wasted: int, payload: int) -> None:
+def test_bytes_fetched_beyond_the_path_are_accounted_for(useful: int, wasted: int, payload: int) -> None:
     event = committed(fetched_bytes=useful + wasted, wasted_bytes=wasted, payload_bytes=payload)
     fetched, *surplus = numbers(event.line(), "MB")
     assert fetched - sum(surplus) <= payload / 1e6 + 0.2, "each figure is rounded to 0.1 MB, or left out below half"
@@ -69,10 +70,18 @@ def test_what_was_fetched_beyond_the_way_is_accounted_for(useful: int, wasted: i
         ({"fetched_bytes": 1_000_000}, "(1.00 % changed, 1.0 MB fetched, 1.50 s"),
     ],
 )
-def test_a_commit_says_what_led_to_it(figures: dict[str, object], says: str) -> None:
+def test_a_commits_line_names_its_path(figures: dict[str, object], says: str) -> None:
     assert says in committed(**figures).line()
 
 
 def test_a_version_without_payload_has_no_ratio() -> None:
     event = Published(1, "d" * 32, False, 0, 0, 0, 0, 0, 0.1, 0.0)
     assert "inf" not in event.line() and "smaller" not in event.line()
+
+
+def test_every_event_has_a_docstring_and_a_severity_of_its_class() -> None:
+    kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
+    assert len(kinds) > 15
+    for kind in kinds:
+        assert kind.__doc__ and kind.severity == ("warning" if issubclass(kind, Warned) else "info")
+    assert Trouble("disk full").severity == "warning"

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from p2psync.errors import FormatError
-from p2psync.protocol.plan import NodePlan, TreePlace, tree_of_chunks
+
+from p2psync.protocol.plan import NodePlan, TreePosition, tree_of_chunks
 
 PLAN = NodePlan(
     3,
     ["x", "y", "z"],
     [600, 400],
-    [TreePlace(0, [1, 2], 1, 60.0), TreePlace(1, [], 2, 40.0)],
+    [TreePosition(0, [1, 2], 1, 60.0), TreePosition(1, [], 2, 40.0)],
 )
 SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 
@@ -44,18 +44,18 @@ def test_plan_is_small_and_round_trips() -> None:
     [
         NodePlan(0, ["x"], [], []),
         NodePlan(0, ["x"], [1], []),
-        NodePlan(0, ["x"], [0], [TreePlace(0, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [TreePlace(1, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [TreePlace(-2, [], 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [7], 1, 1.0)]),
-        NodePlan(0, ["x"], [1] * 300, [TreePlace(0, [], 1, 1.0)] * 300),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [0] * 2000, 1, 1.0)]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[1.0, 1.0]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[0.0]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[float("nan")]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1.0)], headroom=[1e300]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, 1e300)]),
-        NodePlan(0, ["x"], [1], [TreePlace(0, [], 1, -1.0)]),
+        NodePlan(0, ["x"], [0], [TreePosition(0, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(1, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(-2, [], 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [7], 1, 1.0)]),
+        NodePlan(0, ["x"], [1] * 300, [TreePosition(0, [], 1, 1.0)] * 300),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [0] * 2000, 1, 1.0)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[1.0, 1.0]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[0.0]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[float("nan")]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1.0)], headroom=[1e300]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, 1e300)]),
+        NodePlan(0, ["x"], [1], [TreePosition(0, [], 1, -1.0)]),
     ],
 )
 def test_inconsistent_plan_is_refused(wrong: NodePlan) -> None:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 
 
 def never() -> bool:
     return False
 
 
-def test_events_happen_in_the_order_of_their_times_and_of_scheduling_where_these_are_equal() -> None:
+def test_events_happen_in_order_of_time_then_of_scheduling() -> None:
     rng = random.Random(1)
-    clock, seen = Clock(0), []
+    clock, seen = VirtualClock(0), []
     times = [rng.choice((0.0001, 0.01, 1.0, 100.0)) * rng.randrange(50) for _ in range(2000)]
     for k, when in enumerate(times):
         clock.at(when, lambda k: seen.append((clock.now, k)), k)
@@ -22,8 +22,8 @@ def test_events_happen_in_the_order_of_their_times_and_of_scheduling_where_these
     assert clock.events == len(times)
 
 
-def test_what_an_event_schedules_for_now_or_the_past_happens_next_and_before_what_comes_later() -> None:
-    clock, seen = Clock(0), []
+def test_an_event_scheduled_for_now_or_the_past_happens_before_later_ones() -> None:
+    clock, seen = VirtualClock(0), []
 
     def first() -> None:
         clock.at(0.0, seen.append, "past")
@@ -38,7 +38,7 @@ def test_what_an_event_schedules_for_now_or_the_past_happens_next_and_before_wha
 
 
 def test_a_run_ends_at_its_limit_and_goes_on_from_there() -> None:
-    clock, seen = Clock(0), []
+    clock, seen = VirtualClock(0), []
     for when in (1.0, 2.0, 3.0):
         clock.at(when, seen.append, when)
     clock.run(2.5, never)

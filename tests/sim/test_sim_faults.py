@@ -21,7 +21,7 @@ def test_the_swarm_recovers_from_each_fault(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(LIARS))
-def test_the_swarm_bears_each_liar(kind: str) -> None:
+def test_the_swarm_converges_despite_each_liar(kind: str) -> None:
     for seed in range(4):
         run_sim(seed, SimConfig(faults=(), liars=(kind, kind)))
 
@@ -35,17 +35,17 @@ def test_without_faults_every_version_reaches_every_actor_and_nobody_is_banned()
         assert report.trainer_bytes < 4 * report.payload_bytes
 
 
-def test_whoever_sends_wrong_chunks_is_banned_by_those_it_sent_them_to() -> None:
+def test_senders_of_wrong_chunks_are_banned_by_their_receivers() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("corrupter",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
 
 
-def test_whoever_floods_is_banned() -> None:
+def test_a_flooder_is_banned() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("flooder",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
 
 
-def test_whoever_forges_offers_is_banned_by_those_that_listen_to_it() -> None:
+def test_a_forger_of_offers_is_banned_by_its_peers() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("forger",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
 
@@ -58,14 +58,14 @@ def test_versions_are_fetched_before_the_hub_announces_them_and_committed_after(
 
     def vetted(self: NodeCore, vet: Vet, manifest: Manifest, now: float) -> bool:
         nonlocal taken
-        news = original(self, vet, manifest, now)
-        taken += news
-        return news
+        is_new = original(self, vet, manifest, now)
+        taken += is_new
+        return is_new
 
     monkeypatch.setattr(NodeCore, "vetted", vetted)
     for seed in range(4):
         run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
-    assert taken > 8, "that nothing is committed before the hub says so is watched in every simulation"
+    assert taken > 8, "every simulation checks that nothing is committed before the hub announces it"
 
 
 def test_a_copy_of_an_old_version_saves_the_anchor() -> None:

@@ -13,7 +13,7 @@ from p2psync.swarm.core import Swarm
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeCore
 
-CALM = SimConfig(faults=(), liars=(), bound=20.0)
+ANNOUNCE_SETTLE_SECONDS = SimConfig(faults=(), liars=(), bound=20.0)
 
 
 def failure(config: SimConfig, seeds: int = 12) -> SimFailure:
@@ -37,7 +37,7 @@ def test_the_digest_alone_keeps_wrong_bits_out(monkeypatch: pytest.MonkeyPatch) 
     assert failure(SimConfig(faults=(), liars=("corrupter",), bound=20.0)).kind != "bits"
 
 
-def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def there_and_back(self: Follower) -> Announcement | None:
         if self._view is None or self._head is None or self.position is None or self.position.version == 0:
             return self._head if self.position is None or (self._head and self._head.version) else None
@@ -45,20 +45,20 @@ def test_a_way_back_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Follower, "target", there_and_back)
     monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
-    assert failure(CALM).kind == "rising"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "rising"
 
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
-    error = failure(CALM)
+    error = failure(ANNOUNCE_SETTLE_SECONDS)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)
 
 
 def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What comes from the disk are bytes, what comes from peers is a view of memory.
+    # Chunks from the disk are bytes, chunks from peers are memory views.
     monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: isinstance(data, bytes))
-    assert failure(CALM).kind == "honest"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "honest"
 
 
 def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failure(SimConfig(faults=(), liars=("flooder",))).kind == "waste"
 
 
-def test_running_in_circles_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_EVENTS", 20_000)
     monkeypatch.setattr(NodeCore, "next_wake", lambda self, now: now)
-    assert failure(CALM).kind == "busy"
+    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "busy"

@@ -8,46 +8,46 @@ import random
 import msgspec
 
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, MembershipClient
-from p2psync.membership.records import DEFAULT_TTL, Join, Lease, Measures, NodeInfo, View
+from p2psync.membership.records import DEFAULT_TTL, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
-from p2psync.sim.network import Host
+from p2psync.sim.network import SimHost
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig
 from p2psync.swarm.told_paths import PATHS_IN_ALL, most_paths
 
 MEMBERS, REACHABLE = 1000, 100
-#: Versions, seconds between two of them, and seconds of it all.
+#: Versions, seconds between two of them, and seconds in all.
 VERSIONS, EVERY, SECONDS = 3, 8.0, 4 * DEFAULT_TTL
 #: Bytes of one member in the view, and of one path in a renewal, both in JSON.
 MEMBER_BYTES, PATH_BYTES = 320, 110
-#: Bytes of what all are told of one version, with its manifest.
+#: Bytes that every reader gets per version, with its manifest.
 ANNOUNCEMENT_BYTES = 6000
-#: So few connections that a node is not dialling all the time.
+#: Few connections, so that nodes are not dialling all the time.
 NODE = NodeConfig(swarm=SWARM, max_peers=4)
 
 
-def all_failed(others: list[str]) -> Measures:
-    """What a node tells that could dial none of these."""
+def all_failed(others: list[str]) -> NodeStatistics:
+    """Returns the statistics of a node that could dial none of these."""
     gauges = Gauges()
     gauges.most_told = most_paths(MEMBERS)
     for name in others:
         gauges.failed(name)
-    return gauges.measures()
+    return gauges.statistics()
 
 
 class Volunteer:
-    """A member behind a firewall: it keeps its lease and tells what it measures, and answers nobody who dials it."""
+    """A member behind a firewall: it keeps its lease and reports statistics, but accepts no connection."""
 
-    def __init__(self, sim: Simulation, info: NodeInfo, measures: Measures) -> None:
-        self.host = Host(info.node, 1e6, 1e6, 0.03)  # not on the network: every dial to it fails
+    def __init__(self, sim: Simulation, info: NodeInfo, statistics: NodeStatistics) -> None:
+        self.host = SimHost(info.node, 1e6, 1e6, 0.03)  # not on the network: every dial to it fails
         self.client = MembershipClient(info, random.Random(info.node))
-        self.client.measures = measures
+        self.client.statistics = statistics
         self.joins = self.largest = 0
         self._sim = sim
         self._wake = math.inf
 
     def turn(self) -> None:
-        """Do what a node's shell does for its membership."""
+        """Does the work of a node's shell for its membership."""
         now = self._sim.clock.now
         for call in self.client.poll(now):
             self._carry_out(call)
@@ -78,7 +78,7 @@ class Volunteer:
             hub.request(self.host, lambda core: core.renew(call.request, now=clock.now), answer)
 
 
-def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -> None:
+def test_leases_last_and_versions_arrive_though_most_members_cannot_be_dialled() -> None:
     sim = Simulation(7, SimConfig(actors=REACHABLE - 1, faults=(), liars=(), planned=False, node=NODE))
     shut = [f"{number:032x}" for number in range(MEMBERS - REACHABLE)]
     names = [node.info.node for node in sim.nodes] + shut
@@ -89,11 +89,11 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
     joined = []
     for node in sim.nodes:
         sim.clock.at(1.0, node.start)
-    sim.hub.core.join(Join(info=NodeInfo(node="f" * 32, role="relay")), lease="nobody renews this one", now=0.0)
+    sim.hub.core.join(Join(info=NodeInfo(node="f" * 32, role="relay")), lease="never renewed", now=0.0)
 
     def measure() -> None:
         for node in sim.nodes:
-            node.core.membership.measures = all_failed(shut)
+            node.core.membership.statistics = all_failed(shut)
             node.drain()
 
     def look() -> None:
@@ -106,7 +106,7 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
         sim.clock.at(float(second), look)
     sim.clock.run(SECONDS, lambda: False)
 
-    assert set(joined[int(DEFAULT_TTL) :]) == {MEMBERS}, "nobody's lease ended but that which nobody renewed"
+    assert set(joined[int(DEFAULT_TTL) :]) == {MEMBERS}, "only the lease that was not renewed ended"
     assert {volunteer.joins for volunteer in volunteers} == {1}
     head = sim.trainer.head
     assert head is not None and head.version == VERSIONS - 1
@@ -114,8 +114,8 @@ def test_leases_hold_and_versions_come_though_most_members_cannot_be_dialled() -
     assert running == [head] * (REACHABLE - 1)
 
     core = sim.hub.core
-    assert sum(len(told.paths) for told in core.measures().values()) <= PATHS_IN_ALL
+    assert sum(len(reported.paths) for reported in core.statistics().values()) <= PATHS_IN_ALL
     assert max(volunteer.largest for volunteer in volunteers) <= most_paths(MEMBERS) * PATH_BYTES + 300
-    assert len(msgspec.json.encode(core.view(core.news))) <= MEMBERS * MEMBER_BYTES
-    last = core.changes(core.news - 1)
-    assert last is not None and len(msgspec.json.encode(last)) <= ANNOUNCEMENT_BYTES, "whoever is there knows the rest"
+    assert len(msgspec.json.encode(core.view(core.urgent_revision))) <= MEMBERS * MEMBER_BYTES
+    last = core.changes(core.urgent_revision - 1)
+    assert last is not None and len(msgspec.json.encode(last)) <= ANNOUNCEMENT_BYTES, "present members know the rest"

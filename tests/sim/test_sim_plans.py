@@ -1,4 +1,4 @@
-"""Simulations in which the hub plans: every node gets its part, and any plan at all leaves the swarm whole."""
+"""Simulations in which the hub plans: every node gets its part, and the swarm converges with any plan."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def test_the_simulated_planner_makes_whole_trees_of_every_kind() -> None:
             if plan is None:
                 continue
             plan.check()
-            for tree, place in enumerate(plan.places):
+            for tree, place in enumerate(plan.positions):
                 assert (place.parent == -1) == (name == made.trainer) == (place.depth == 0)
                 depths[place.depth] += 1
                 for child in place.children:
                     theirs = plans[plan.peers[child]]
                     assert theirs is not None
-                    assert theirs.peers[theirs.places[tree].parent] == name
-                    assert theirs.places[tree].depth == place.depth + 1
+                    assert theirs.peers[theirs.positions[tree].parent] == name
+                    assert theirs.positions[tree].depth == place.depth + 1
     assert left_out and depths[1] and max(depths) == 6
 
 
-def test_a_seed_says_whether_its_hub_plans_unless_told() -> None:
+def test_a_seed_decides_whether_its_hub_plans_unless_configured() -> None:
     drawn = {Simulation(seed, SimConfig()).planned for seed in range(20)}
     assert drawn == {True, False}
     assert Simulation(1, SimConfig(planned=False)).planned is False
@@ -70,6 +70,6 @@ def test_without_faults_every_node_ends_with_its_part_of_the_last_plan(
 @pytest.mark.parametrize(
     "kinds", [("restart_hub",), ("lose_hub_calls", "cut_off_hub"), ("take_over", "join_with_nothing")]
 )
-def test_plans_survive_what_happens_to_the_hub(kinds: tuple[str, ...]) -> None:
+def test_plans_survive_faults_of_the_hub(kinds: tuple[str, ...]) -> None:
     for seed in range(3):
         run_sim(seed, SimConfig(faults=kinds, fault_count=4, liars=(), planned=True))

@@ -1,4 +1,4 @@
-"""A trainer that signs what nobody can decode, rot that nobody knows of, a trainer from a backup: all end well."""
+"""Recovery from versions that no actor can decode, from unnoticed rot, and from a restored backup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.sim.build import SimConfig, Simulation
 from p2psync.sim.checks import InvariantError
 from p2psync.sim.run import SimFailure, run_sim
 from p2psync.sim.trainer import SimTrainer
-from p2psync.sim.weights import Coded, Name
+from p2psync.sim.weights import CodedVersion, VersionName
 from p2psync.swarm.blame import Blame
 
 
@@ -24,7 +24,7 @@ class Flipped(SimTrainer):
 
     verified = False
 
-    def describe(self, base: Name | None, name: Name) -> tuple[Coded, Manifest, SignedManifest]:
+    def describe(self, base: VersionName | None, name: VersionName) -> tuple[CodedVersion, Manifest, SignedManifest]:
         coded, manifest, _ = super().describe(base, name)
         if not self.verified:
             manifest = msgspec.structs.replace(
@@ -36,7 +36,7 @@ class Flipped(SimTrainer):
             )
         return coded, manifest, sign(manifest, self.key)
 
-    def _make(self, base: Name | None, name: Name) -> None:
+    def _make(self, base: VersionName | None, name: VersionName) -> None:
         if base is not None or len(name) <= 2 or self.verified:  # an anchor of other bits than were signed is not made
             super()._make(base, name)
 
@@ -44,8 +44,8 @@ class Flipped(SimTrainer):
         if anchor < 2 or self.verified:
             super()._prune(anchor)
 
-    def signed_digest(self, name: Name, digest: bytes) -> bytes:
-        """What it takes for the digest of a version."""
+    def signed_digest(self, name: VersionName, digest: bytes) -> bytes:
+        """The digest that it signs for a version."""
         return digest if len(name) <= 2 else blake3(repr(name).encode()).digest(16)
 
     def replace(self, reason: str) -> None:
@@ -62,9 +62,9 @@ def test_versions_that_no_actor_can_decode_are_replaced_by_a_whole_one(
     assert report.commits >= 3
 
 
-def test_without_a_look_at_what_actors_refuse_the_swarm_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_acceptance_check_the_swarm_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "SimTrainer", Flipped)
-    monkeypatch.setattr(SimTrainer, "_look", lambda self: None)
+    monkeypatch.setattr(SimTrainer, "_check_acceptance", lambda self: None)
     with pytest.raises(SimFailure) as error:
         run_sim(0, SimConfig(faults=(), liars=(), versions=5, actors=3, bound=60.0))
     assert error.value.kind == "converge"
@@ -83,13 +83,13 @@ def sole_source(seed: int) -> tuple[float, int]:
         data = pack.chunks[1]
         assert data is not None
         pack.chunks[1] = bytes([data[0] ^ 1]) + data[1:]
-    sim.referee.rotten.add(sim.trainer.info.node)
+    sim.invariants.rotten.add(sim.trainer.info.node)
     joiner = sim.add_actor()
     joiner.start()
     begun = sim.clock.now
-    sim.clock.run(begun + 700.0, lambda: sim.referee.has_converged(sim.nodes, sim.trainer.head))
-    sim.referee.check_end(sim.nodes, sim.trainer.head, 700.0)
-    return sim.clock.now - begun, sim.referee.bans
+    sim.clock.run(begun + 700.0, lambda: sim.invariants.has_converged(sim.nodes, sim.trainer.head))
+    sim.invariants.check_end(sim.nodes, sim.trainer.head, 700.0)
+    return sim.clock.now - begun, sim.invariants.bans
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -99,7 +99,7 @@ def test_a_joiner_gets_past_a_chunk_that_rotted_at_its_only_holder(seed: int) ->
     assert seconds < 25.0
 
 
-def test_a_blamed_node_that_does_not_look_keeps_the_joiner_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_blamed_node_that_does_not_recheck_keeps_the_joiner_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Blame, "may_recheck", lambda self, name, now: False)
     with pytest.raises(InvariantError, match=r"banned the honest|runs nothing"):
         sole_source(0)
@@ -117,7 +117,7 @@ def test_epochs_that_repeat_leave_actors_on_a_lost_branch(monkeypatch: pytest.Mo
     assert error.value.kind == "converge"
 
 
-def test_an_epoch_is_above_all_that_is_known_and_never_one_of_before() -> None:
+def test_a_new_epoch_is_above_all_known_ones_and_never_repeats() -> None:
     at = epochs.EPOCH_ZERO + 1000.0
     first = epochs.next_epoch(0, 0, at, 5)
     assert epochs.next_epoch(0, 0, at + 1, 0) > first  # restored: nothing is known

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from p2psync.swarm.core import SwarmConfig
-from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.servers import HEADER_FACTOR
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.network import Network
 
@@ -29,7 +29,7 @@ class Race:
     planned: bool = True
     buffer: float = 1e6
     silent: frozenset[str] = frozenset()
-    believed: Network | None = None
+    planned_network: Network | None = None
     at: dict[float, Callable[[FluidSwarm], None]] = field(default_factory=dict)
 
     def run(self, limit: float = 300.0) -> float:
@@ -42,7 +42,7 @@ class Race:
             buffer=self.buffer,
             config=_CONFIG,
         )
-        self.swarm = swarm = FluidSwarm(self.network, options, believed=self.believed)
+        self.swarm = swarm = FluidSwarm(self.network, options, planned_network=self.planned_network)
         swarm.start()
         for name in self.silent:
             swarm.live[name].silent = True
@@ -72,7 +72,7 @@ class Race:
         """Copies that went into each region over all links together."""
         found = [0.0] * len(self.network.regions)
         for (_, b), server in self.swarm.net.links.items():
-            found[b] += server.nbytes / HEADERS / self._whole
+            found[b] += server.nbytes / HEADER_FACTOR / self._whole
         return found
 
     @property

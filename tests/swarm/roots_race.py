@@ -10,7 +10,7 @@ from p2psync.protocol.messages import SHORT_ID_BYTES
 from p2psync.topology.fluid.node import FluidNode
 from p2psync.topology.fluid.payload import Payload
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
-from p2psync.topology.hub_planner import HubBook
+from p2psync.topology.hub_planner import HubPlanResult
 from p2psync.topology.network import Network
 from p2psync.topology.planner import make_plan
 from tests.swarm.race_parts import _CONFIG
@@ -44,16 +44,18 @@ class _Swarm(FluidSwarm):
 
     def start(self) -> None:
         """See `FluidSwarm`; the plan knows the roots as one."""
-        names, beside = self.network.names, self.roots[1:]
+        names, co_publishers = self.network.names, self.roots[1:]
         for name in names:
             self._enter(name)
-        keep = np.array([name not in beside for name in names])
+        keep = np.array([name not in co_publishers for name in names])
         network = self.network.only(keep)
         up = network.up.copy()
         up[network.trainer] *= len(self.roots)
-        book = HubBook(make_plan(replace(network, up=up)), {}, dict.fromkeys(beside, 1 / len(self.roots)))
+        plan_result = HubPlanResult(
+            make_plan(replace(network, up=up)), {}, dict.fromkeys(co_publishers, 1 / len(self.roots))
+        )
         for name in names:
-            part = book.node_plan(name)
+            part = plan_result.node_plan(name)
             assert part is not None
             self._follow(self.live[name], part)
         for name in names:
@@ -76,7 +78,7 @@ class _Swarm(FluidSwarm):
         held = np.arange(payload.manifest.chunks) * len(self.roots) // payload.manifest.chunks
         node.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         mine = held == self.roots.index(node.name)
-        node.swarm.begin(payload.id, payload.manifest, mine, payload.none, self.clock.now)
+        node.swarm.begin(payload.id, payload.manifest, mine, payload.no_chunks, self.clock.now)
         node.drain()
 
 

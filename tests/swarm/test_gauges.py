@@ -74,9 +74,9 @@ def test_a_pressed_path_has_the_rate_that_it_gave() -> None:
 
 def test_the_hub_is_told_of_a_downlink_only_once_it_is_sure() -> None:
     gauges = Feed().run(3, {"a": 50}, {"a": 10})
-    told = gauges.measures(down_sure=False)
+    told = gauges.statistics(down_sure=False)
     assert (told.up, told.down) == (50, 0)
-    assert gauges.measures().down == 10
+    assert gauges.statistics().down == 10
 
 
 def test_what_is_not_pressed_or_is_held_up_by_the_peer_is_no_measure() -> None:
@@ -94,22 +94,22 @@ def test_a_path_that_changed_tells_what_is_left_until_it_gives_a_good_deal_more(
     feed = Feed()
     feed.run(5, {"a": 80, "b": 10})
     feed.run(3, {"a": 8, "b": 10})
-    (a, b) = feed.gauges.measures().paths
-    assert a.fallen == pytest.approx(0.1, rel=0.1)
-    assert b.fallen == 0
+    (a, b) = feed.gauges.statistics().paths
+    assert a.degraded_to == pytest.approx(0.1, rel=0.1)
+    assert b.degraded_to == 0
     feed.run(3, {"a": 12, "b": 10})
-    assert feed.gauges.measures().paths[0].fallen == a.fallen
+    assert feed.gauges.statistics().paths[0].degraded_to == a.degraded_to
     feed.run(3, {"a": 40, "b": 10})
-    assert feed.gauges.measures().paths[0].fallen == 0
+    assert feed.gauges.statistics().paths[0].degraded_to == 0
 
 
 def test_one_who_sends_all_that_he_may_refutes_nothing_and_one_who_gives_less_does() -> None:
     feed = Feed()
     feed.run(3, {"a": 50})
     assert mbit(feed.run(120, {"a": 10}, limit=10).paths["a"].sent) == pytest.approx(50)
-    assert not feed.gauges.paths["a"].fallen
+    assert not feed.gauges.paths["a"].degraded_to
     assert mbit(feed.run(3, {"a": 60}, limit=60).paths["a"].sent) == pytest.approx(60), "what came through is a rate"
-    assert feed.run(5, {"a": 5}, limit=10).paths["a"].fallen
+    assert feed.run(5, {"a": 5}, limit=10).paths["a"].degraded_to
 
 
 def test_talk_is_no_transfer() -> None:
@@ -151,7 +151,7 @@ def test_what_leaves_faster_than_it_arrives_fills_queues_and_is_no_faster() -> N
 
 
 def test_figures_are_told_to_three_digits() -> None:
-    assert Feed().run(2, {"b": 19.54}).measures().up == 19.5
+    assert Feed().run(2, {"b": 19.54}).statistics().up == 19.5
 
 
 def test_a_ramp_does_not_hide_the_rate_that_it_leads_to() -> None:
@@ -175,10 +175,10 @@ def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a
     feed = Feed()
     feed.gauges.expected = {"a": 40 * MBIT}
     feed.run(5, {"a": 40})
-    feed.gauges.measures()
+    feed.gauges.statistics()
     feed.run(1.5, {"a": 4})
     assert feed.gauges.fell
-    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, rel=0.3)
+    assert feed.gauges.statistics().paths[0].degraded_to == pytest.approx(0.1, rel=0.3)
     assert not feed.gauges.fell, "until it is asked for"
     feed.run(5, {"a": 4})
     assert not feed.gauges.fell, "the plan still expects what was before"
@@ -187,7 +187,7 @@ def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a
     feed.run(1.5, {"a": 0.4})
     assert feed.gauges.fell
     feed.run(3, {"a": 4})
-    feed.gauges.measures()
+    feed.gauges.statistics()
     feed.run(1.5, {"a": 0.4})
     assert feed.gauges.fell, "it had risen again meanwhile"
 
@@ -201,7 +201,7 @@ def test_what_is_left_of_a_path_is_what_it_gives_in_the_end_and_not_as_it_falls(
         if not feed.gauges.fell:
             feed.run(0.25, {"a": 4})
     assert feed.gauges.fell
-    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, abs=0.05)
+    assert feed.gauges.statistics().paths[0].degraded_to == pytest.approx(0.1, abs=0.05)
 
 
 def test_a_path_that_gives_nothing_any_more_has_fallen_and_does_not_pass_for_one_that_has_not() -> None:
@@ -210,13 +210,13 @@ def test_a_path_that_gives_nothing_any_more_has_fallen_and_does_not_pass_for_one
     feed.run(5, {"a": 40})
     feed.run(2, {"a": 0})
     assert feed.gauges.fell
-    (path,) = feed.gauges.measures().paths
-    assert 0 < path.fallen <= 0.01
+    (path,) = feed.gauges.statistics().paths
+    assert 0 < path.degraded_to <= 0.01
     assert 0 < path.sent <= 0.4, "0 would say that nothing is known of it"
     feed.run(5, {"a": 0})
     assert not feed.gauges.fell, "there is no less than nothing"
     feed.run(3, {"a": 40})
-    assert feed.gauges.measures().paths[0].fallen == 0
+    assert feed.gauges.statistics().paths[0].degraded_to == 0
 
 
 def test_a_path_that_only_carries_what_was_lost_as_it_was_cut_gives_as_much_as_arrives() -> None:
@@ -224,7 +224,7 @@ def test_a_path_that_only_carries_what_was_lost_as_it_was_cut_gives_as_much_as_a
     feed.gauges.expected = {"a": 40 * MBIT}
     feed.run(5, {"a": 40})
     feed.run(2, {"a": 4}, loss=1.0)
-    assert feed.gauges.measures().paths[0].fallen == pytest.approx(0.1, rel=0.01)
+    assert feed.gauges.statistics().paths[0].degraded_to == pytest.approx(0.1, rel=0.01)
 
 
 def test_a_pause_of_a_second_is_no_fall() -> None:
@@ -260,7 +260,7 @@ def test_a_link_cut_to_a_tenth_is_not_blamed_on_the_uplink_though_all_that_is_pr
     feed.run(10, {"a": 50, "b": 20})
     gauges = feed.run(4, {"a": 5, "b": 2})
     assert mbit(gauges.up) == pytest.approx(70)
-    assert [path.fallen for path in gauges.measures().paths] == [pytest.approx(0.1), pytest.approx(0.1)]
+    assert [path.degraded_to for path in gauges.statistics().paths] == [pytest.approx(0.1), pytest.approx(0.1)]
 
 
 def test_an_uplink_cut_to_a_tenth_shows_in_ways_to_several_regions() -> None:
@@ -269,7 +269,7 @@ def test_an_uplink_cut_to_a_tenth_shows_in_ways_to_several_regions() -> None:
     feed.run(10, {"a": 50, "b": 20})
     gauges = feed.run(4, {"a": 5, "b": 2})
     assert mbit(gauges.up) == pytest.approx(7)
-    assert not any(path.fallen for path in gauges.measures().paths)
+    assert not any(path.degraded_to for path in gauges.statistics().paths)
 
 
 def test_sharing_an_uplink_makes_no_path_slow() -> None:
@@ -303,9 +303,9 @@ def test_what_begins_slowly_has_not_changed_and_what_stays_slow_has() -> None:
     feed.run(3, {"a": 50, "b": 50}, rtt=0.1)
     feed.run(5, {"a": 0, "b": 0}, pressed=False, rtt=0.1)
     slow = feed.run(2, {"a": 1, "b": 50}, rtt=0.1)
-    assert slow.paths["a"].fallen == 0
+    assert slow.paths["a"].degraded_to == 0
     slow = feed.run(1, {"a": 1, "b": 50}, rtt=0.1)
-    assert slow.paths["a"].fallen > 0
+    assert slow.paths["a"].degraded_to > 0
 
 
 def test_slow_moments_before_pauses_do_not_add_up() -> None:
@@ -313,7 +313,7 @@ def test_slow_moments_before_pauses_do_not_add_up() -> None:
     feed.run(3, {"a": 50, "b": 50})
     for _ in range(4):
         feed.run(5, {"a": 0, "b": 0}, pressed=False)
-        assert feed.run(1.75, {"a": 1, "b": 50}).paths["a"].fallen == 0
+        assert feed.run(1.75, {"a": 1, "b": 50}).paths["a"].degraded_to == 0
 
 
 def test_all_that_begins_slowly_together_does_not_make_the_uplink_slow() -> None:
@@ -375,7 +375,7 @@ def test_round_trips_are_the_least_seen() -> None:
     feed.run(1, {"a": 1}, rtt=0.05)
     feed.run(1, {"a": 1}, rtt=0.08)
     feed.gauges.round_trip("b", 0.3)
-    paths = {path.peer: path for path in feed.gauges.measures().paths}
+    paths = {path.peer: path for path in feed.gauges.statistics().paths}
     assert paths["a"].rtt == 0.05
     assert paths["b"].rtt == 0.3
 
@@ -394,24 +394,24 @@ def test_late_ticks_and_new_connections_are_no_measure() -> None:
 def test_noise_is_no_news_and_a_change_is() -> None:
     feed, rng = Feed(), random.Random(0)
     feed.run(5, {"a": 50})
-    told = feed.gauges.measures()
+    told = feed.gauges.statistics()
     assert told.up == 50
     for _ in range(50):
         feed.run(0.25, {"a": 50 * rng.uniform(0.98, 1.02)})
-        assert feed.gauges.measures() is told
+        assert feed.gauges.statistics() is told
     feed.run(3, {"a": 70})
-    assert feed.gauges.measures().up == 70
+    assert feed.gauges.statistics().up == 70
 
 
 def test_failed_dials_are_told_until_one_succeeds_and_others_than_members_forgotten() -> None:
     feed = Feed()
     feed.gauges.failed("x")
     feed.run(2, {"a": 5})
-    assert [(path.peer, path.failed) for path in feed.gauges.measures().paths] == [("a", False), ("x", True)]
+    assert [(path.peer, path.failed) for path in feed.gauges.statistics().paths] == [("a", False), ("x", True)]
     feed.gauges.failed("x", False)
-    assert not feed.gauges.measures().paths[1].failed
+    assert not feed.gauges.statistics().paths[1].failed
     feed.gauges.keep(["a"])
-    assert [path.peer for path in feed.gauges.measures().paths] == ["a"]
+    assert [path.peer for path in feed.gauges.statistics().paths] == ["a"]
 
 
 def test_a_path_that_shares_a_link_as_planned_has_not_changed() -> None:
@@ -436,11 +436,11 @@ def test_a_path_that_never_gave_what_was_planned_has_changed_in_proportion_to_th
     feed.run(3, {"a": 30}, pressed=False)
     gauges = feed.run(2.5, {"a": 3})
     assert gauges.fell
-    assert gauges.measures().paths[0].fallen == pytest.approx(0.1)
+    assert gauges.statistics().paths[0].degraded_to == pytest.approx(0.1)
     assert mbit(gauges.paths["a"].sent) == pytest.approx(3)
     feed.run(10, {"a": 3})
     assert not gauges.fell, "and it is told once"
-    assert gauges.measures().paths[0].fallen == pytest.approx(0.1)
+    assert gauges.statistics().paths[0].degraded_to == pytest.approx(0.1)
 
 
 def test_a_path_that_gives_more_than_three_tenths_of_what_was_planned_from_the_beginning_has_not_changed() -> None:

@@ -7,8 +7,16 @@ import random
 import pytest
 from swarm_parts import view_of
 
-from p2psync.membership.checks import MAX_REMARK
-from p2psync.membership.client import FIRST_PAUSE, LAST_PAUSE, CallJoin, CallRenew, CallView, HubCall, MembershipClient
+from p2psync.membership.checks import MAX_NOTE
+from p2psync.membership.client import (
+    RETRY_MAX_SECONDS,
+    RETRY_MIN_SECONDS,
+    CallJoin,
+    CallRenew,
+    CallView,
+    HubCall,
+    MembershipClient,
+)
 from p2psync.membership.records import Lease, Member, NodeInfo, View
 
 TTL = 9.0
@@ -97,25 +105,25 @@ def test_it_renews_at_a_third_of_the_ttl() -> None:
 def test_the_same_bits_under_another_run_are_news_and_why_it_waits_goes_with_each_renewal() -> None:
     made = member()
     made.running(3, "d" * 32, 0.0, "a" * 32, 1)
-    assert made.untold and calls(made, 0.0) == [CallRenew]
+    assert made.has_unreported_version and calls(made, 0.0) == [CallRenew]
     made.renewed(lease(), 0.0)
-    assert not made.untold
+    assert not made.has_unreported_version
     made.why_waiting = lambda: "the disk is full" * 99
     made.running(3, "d" * 32, 1.0, "b" * 32, 1)
-    assert made.untold
+    assert made.has_unreported_version
     (call,) = made.poll(1.0)
     assert isinstance(call, CallRenew)
-    assert (call.request.run, call.request.epoch, len(call.request.waits)) == ("b" * 32, 1, MAX_REMARK)
+    assert (call.request.run, call.request.epoch, len(call.request.waits)) == ("b" * 32, 1, MAX_NOTE)
 
 
 def test_a_new_version_is_told_at_once() -> None:
     made = member()
     made.running(5, "ab", 1.0)
-    assert made.untold
+    assert made.has_unreported_version
     (call,) = made.poll(1.0)
     assert isinstance(call, CallRenew) and (call.request.version, call.request.digest) == (5, "ab")
     made.renewed(lease(), 1.1)
-    assert not made.untold
+    assert not made.has_unreported_version
 
 
 def test_a_version_that_changes_while_a_renewal_is_under_way_is_told_after_it() -> None:
@@ -146,8 +154,8 @@ def test_pauses_between_failed_joins_grow_with_jitter_up_to_a_limit() -> None:
         assert calls(made, (now + wake) / 2) == []
         pauses.append(wake - now)
         now = wake
-    assert FIRST_PAUSE * 0.75 <= pauses[0] <= FIRST_PAUSE * 1.25
-    assert LAST_PAUSE * 0.75 <= pauses[-1] <= LAST_PAUSE * 1.25
+    assert RETRY_MIN_SECONDS * 0.75 <= pauses[0] <= RETRY_MIN_SECONDS * 1.25
+    assert RETRY_MAX_SECONDS * 0.75 <= pauses[-1] <= RETRY_MAX_SECONDS * 1.25
 
 
 def test_a_success_makes_pauses_short_again() -> None:
@@ -161,7 +169,7 @@ def test_a_success_makes_pauses_short_again() -> None:
     made.lease_lost(200.0)
     (call,) = made.poll(200.0)
     made.failed(call, 200.0)
-    assert made.next_wake() - 200.0 <= FIRST_PAUSE * 1.25
+    assert made.next_wake() - 200.0 <= RETRY_MIN_SECONDS * 1.25
 
 
 def test_a_failed_renewal_is_tried_again_soon_and_the_lease_lives_on() -> None:
@@ -169,7 +177,7 @@ def test_a_failed_renewal_is_tried_again_soon_and_the_lease_lives_on() -> None:
     (call,) = made.poll(3.0)
     made.failed(call, 3.0)
     assert made.lease == "l"
-    assert 3.0 < made.next_wake() <= 3.0 + FIRST_PAUSE * 1.25
+    assert 3.0 < made.next_wake() <= 3.0 + RETRY_MIN_SECONDS * 1.25
     assert calls(made, 3.3) == [CallRenew]
 
 

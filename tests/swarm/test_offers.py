@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, AcceptNext, ManifestGossip, Subscribe
 from p2psync.protocol.versions import Position
@@ -151,7 +151,7 @@ class Actor:
 
     def hear(self, manifest: Manifest) -> bool:
         """A peer's offer was looked at."""
-        return self.follower.heard(in_short(manifest, id_of(manifest), 1), manifest, 0.0)
+        return self.follower.heard(to_announcement(manifest, id_of(manifest), 1), manifest, 0.0)
 
     def fetch(self, manifest: Manifest) -> None:
         """Open the stage of the version that was heard of, and put everything into it."""
@@ -198,7 +198,7 @@ def test_only_later_versions_of_the_hubs_run_and_epoch_are_news() -> None:
     later = manifest_of(2, version=2, base=1, epoch=2)
     assert actor.hear(later) and not actor.hear(later), "once"
     assert not Actor(D1, D2, position=at(1)).hear(D2), "announced"
-    assert not Follower(at(1)).heard(in_short(D2, id_of(D2), 1), D2, 0.0), "no hub has said what the run is"
+    assert not Follower(at(1)).heard(to_announcement(D2, id_of(D2), 1), D2, 0.0), "no hub has said what the run is"
 
 
 def test_a_version_of_a_trainer_that_is_fenced_off_before_it_announced_it_is_given_up() -> None:

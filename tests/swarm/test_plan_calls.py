@@ -6,24 +6,24 @@ import random
 from dataclasses import replace
 
 import pytest
-from swarm_parts import view_of
-
 from p2psync.errors import FormatError
 from p2psync.membership.client import (
-    FALLS_EVERY,
-    FIRST_BARE,
-    FIRST_PAUSE,
-    LAST_PAUSE,
-    MEASURES_EVERY,
+    BARE_MIN_SECONDS,
+    DEGRADATION_MIN_SECONDS,
+    RETRY_MAX_SECONDS,
+    RETRY_MIN_SECONDS,
+    STATISTICS_MIN_SECONDS,
     CallJoin,
     CallPlan,
     CallRenew,
     CallView,
     MembershipClient,
 )
-from p2psync.membership.records import Lease, Measures, NodeInfo, Path, Renew, View
-from p2psync.protocol.plan import NodePlan, TreePlace, unplanned
+from p2psync.membership.records import Lease, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.swarm.node import Dial, NodeConfig, NodeCore
+from swarm_parts import view_of
+
+from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
 
 TTL = 9.0
 
@@ -62,59 +62,59 @@ def show_plan(made: MembershipClient, plan: int, now: float, instance: str = "hu
 
 def test_measures_are_told_once_and_again_only_when_they_change() -> None:
     made = member()
-    made.measures = Measures(up=50.0)
-    assert renewal(made, 0.0) == Renew(lease="l", measures=Measures(up=50.0))
+    made.statistics = NodeStatistics(up=50.0)
+    assert renewal(made, 0.0) == Renew(lease="l", statistics=NodeStatistics(up=50.0))
     assert renewal(made, 1.0) is None
     told = renewal(made, TTL / 3)
-    assert told is not None and told.measures is None
-    made.measures = Measures(up=52.0)
+    assert told is not None and told.statistics is None
+    made.statistics = NodeStatistics(up=52.0)
     assert renewal(made, TTL / 3 + 1) is None, "so little waits for the next renewal"
     told = renewal(made, 2 * TTL / 3)
-    assert told is not None and told.measures == Measures(up=52.0)
+    assert told is not None and told.statistics == NodeStatistics(up=52.0)
 
 
 def test_a_great_change_is_told_at_once_but_not_all_the_time() -> None:
     made = member()
-    made.measures = Measures(up=50.0)
+    made.statistics = NodeStatistics(up=50.0)
     renewal(made, 0.0)
-    made.measures = Measures(up=5.0)
-    assert made.next_wake() == MEASURES_EVERY
-    assert renewal(made, MEASURES_EVERY / 2) is None
-    told = renewal(made, MEASURES_EVERY)
-    assert told is not None and told.measures == Measures(up=5.0)
+    made.statistics = NodeStatistics(up=5.0)
+    assert made.next_wake() == STATISTICS_MIN_SECONDS
+    assert renewal(made, STATISTICS_MIN_SECONDS / 2) is None
+    told = renewal(made, STATISTICS_MIN_SECONDS)
+    assert told is not None and told.statistics == NodeStatistics(up=5.0)
 
 
 def test_a_way_that_fell_is_told_almost_at_once_and_once() -> None:
     made = member()
-    made.measures = Measures(up=50.0, paths=[Path("p", sent=40.0)])
+    made.statistics = NodeStatistics(up=50.0, paths=[PathStatistics("p", sent=40.0)])
     assert renewal(made, 0.0) is not None
-    made.measures = Measures(up=50.0, paths=[Path("p", sent=4.0, fallen=0.1)])
-    assert made.next_wake() == FALLS_EVERY
-    told = renewal(made, FALLS_EVERY)
-    assert told is not None and told.measures is not None and told.measures.paths[0].fallen == 0.1
-    made.measures = Measures(up=50.0, paths=[Path("p", sent=30.0, fallen=0.1)])
-    assert made.next_wake() == FALLS_EVERY + MEASURES_EVERY, "it was told"
+    made.statistics = NodeStatistics(up=50.0, paths=[PathStatistics("p", sent=4.0, degraded_to=0.1)])
+    assert made.next_wake() == DEGRADATION_MIN_SECONDS
+    told = renewal(made, DEGRADATION_MIN_SECONDS)
+    assert told is not None and told.statistics is not None and told.statistics.paths[0].degraded_to == 0.1
+    made.statistics = NodeStatistics(up=50.0, paths=[PathStatistics("p", sent=30.0, degraded_to=0.1)])
+    assert made.next_wake() == DEGRADATION_MIN_SECONDS + STATISTICS_MIN_SECONDS, "it was told"
 
 
 def test_what_was_not_confirmed_is_told_again() -> None:
     made = member()
-    made.measures = Measures(up=50.0)
+    made.statistics = NodeStatistics(up=50.0)
     (call,) = made.poll(0.0)
     made.failed(call, 0.1)
     assert renewal(made, 1.5) == Renew(lease="l"), "the lease comes first"
-    assert made.next_wake() == 1.5 + FIRST_BARE
-    told = renewal(made, 1.5 + FIRST_BARE)
-    assert told is not None and told.measures == Measures(up=50.0)
+    assert made.next_wake() == 1.5 + BARE_MIN_SECONDS
+    told = renewal(made, 1.5 + BARE_MIN_SECONDS)
+    assert told is not None and told.statistics == NodeStatistics(up=50.0)
 
 
 def test_measures_that_never_get_through_do_not_cost_the_lease() -> None:
     made, now, failures = member(), 0.0, 0
-    made.measures = Measures(up=50.0)
+    made.statistics = NodeStatistics(up=50.0)
     while now < 100 * TTL:
         for call in made.poll(now):
             assert isinstance(call, CallRenew), "the lease was held all the time"
             assert call.limit == TTL / 3
-            if call.request.measures is None:
+            if call.request.statistics is None:
                 made.renewed(Lease(lease="l", ttl=TTL, revision=1), now)
             else:
                 failures += 1
@@ -125,13 +125,13 @@ def test_measures_that_never_get_through_do_not_cost_the_lease() -> None:
 
 def test_after_joining_anew_everything_is_told_again() -> None:
     made = member()
-    made.measures = Measures(up=50.0)
+    made.statistics = NodeStatistics(up=50.0)
     renewal(made, 0.0)
     made.lease_lost(2.0)
     assert [type(call) for call in made.poll(2.0)] == [CallJoin]
     made.joined(Lease(lease="l2", ttl=TTL, revision=1), 2.1)
     told = renewal(made, 2.1)
-    assert told is not None and told.measures == Measures(up=50.0)
+    assert told is not None and told.statistics == NodeStatistics(up=50.0)
 
 
 # its part of the plan
@@ -177,7 +177,7 @@ def test_a_plan_older_than_the_view_is_asked_for_again_after_a_pause() -> None:
     assert plan_calls(made, 1.0) == 1
     made.planned(1, 1.1)
     assert plan_calls(made, 1.1) == 0
-    assert 1.1 < made.next_wake() <= 1.1 + 2 * FIRST_PAUSE
+    assert 1.1 < made.next_wake() <= 1.1 + 2 * RETRY_MIN_SECONDS
     assert plan_calls(made, made.next_wake()) == 1
 
 
@@ -193,7 +193,7 @@ def test_pauses_after_failures_grow_and_leave_lease_and_view_alone() -> None:
         made.failed(calls[0], now)
         pauses.append(made.next_wake() - now)
         now = made.next_wake()
-    assert pauses[0] < 0.3 and LAST_PAUSE * 0.7 < pauses[-1] < LAST_PAUSE * 1.3
+    assert pauses[0] < 0.3 and RETRY_MAX_SECONDS * 0.7 < pauses[-1] < RETRY_MAX_SECONDS * 1.3
     assert made.lease == "l"
 
 
@@ -215,7 +215,7 @@ def info(name: str, port: int = 1) -> NodeInfo:
 
 def plan_of(*peers: str, revision: int = 1) -> NodePlan:
     """The first peer feeds this node, which feeds the others."""
-    return NodePlan(revision, list(peers), [1], [TreePlace(0, list(range(1, len(peers))), 1, 10.0)])
+    return NodePlan(revision, list(peers), [1], [TreePosition(0, list(range(1, len(peers))), 1, 10.0)])
 
 
 class Node:
@@ -308,9 +308,9 @@ def test_a_plan_that_no_planner_makes_is_refused_and_the_last_one_stays() -> Non
     node = Node("a")
     node.core.planned(plan_of("b"), 0.0)
     for nonsense in (
-        NodePlan(2, ["b"], [1], [TreePlace(7, [], 1, 1.0)]),
+        NodePlan(2, ["b"], [1], [TreePosition(7, [], 1, 1.0)]),
         NodePlan(2, ["b"], [], []),
-        NodePlan(2, ["b"], [1, 1], [TreePlace(0, [], 1, 1.0)]),
+        NodePlan(2, ["b"], [1, 1], [TreePosition(0, [], 1, 1.0)]),
     ):
         with pytest.raises(FormatError):
             node.core.planned(nonsense, 1.0)

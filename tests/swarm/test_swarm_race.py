@@ -65,7 +65,7 @@ def test_on_links_of_some_mbit_a_plan_that_errs_by_some_percent_costs_little_and
     name: str, seed: int
 ) -> None:
     slow = network(name, slower=8)
-    race = Race(slow, buffer=0.2, believed=mismeasured(slow, 0.04, seed))
+    race = Race(slow, buffer=0.2, planned_network=mismeasured(slow, 0.04, seed))
     assert race.run() <= 1.15 * race.bound
     assert race.wasted < 0.045
 

@@ -16,7 +16,7 @@ def measured(rate: float = 1e6, used_at: float = 0.0) -> Gauge:
 
 def told(gauges: Gauges) -> set[str]:
     """Peers that the hub is told of."""
-    return {path.peer for path in gauges.measures().paths}
+    return {path.peer for path in gauges.statistics().paths}
 
 
 def gauges_of(most: int, **paths: Gauge) -> Gauges:
@@ -39,10 +39,10 @@ def test_peers_of_the_plan_come_first_then_measured_ones_in_other_regions_then_o
 
 def test_what_was_used_a_moment_sooner_or_later_changes_nothing() -> None:
     gauges = gauges_of(2, a=measured(), b=measured(), c=measured())
-    before = gauges.measures()
+    before = gauges.statistics()
     for name, at in {"a": 1.0, "b": 3.0, "c": 2.0}.items():
         gauges.paths[name].used_at = at
-    assert gauges.measures() is before
+    assert gauges.statistics() is before
 
 
 def test_who_could_not_be_dialled_last_is_told_of_at_once() -> None:
@@ -88,7 +88,7 @@ def test_a_path_that_failed_and_then_opened_the_other_way_keeps_that_it_failed()
     gauges = gauges_of(4)
     gauges.failed("x")
     gauges.round_trip("x", 0.02)
-    (path,) = gauges.measures().paths
+    (path,) = gauges.statistics().paths
     assert (path.failed, path.rtt) == (True, 0.02)
     gauges.failed("x", False)
-    assert not gauges.measures().paths[0].failed
+    assert not gauges.statistics().paths[0].failed

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from p2psync.protocol.messages import Chunk, Subscribe
-from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.swarm.core import SwarmConfig
-from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
+
+from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.swarm.trees import tag_of
 
 #: Two chunks at a time for each peer.
 CONFIG = SwarmConfig(
@@ -24,21 +25,21 @@ def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ())
     """The trainer's plan: in tree i it pushes to `first_hops[i]`, names joined by "+" where there are several."""
     peers = sorted({name for hops in first_hops for name in hops.split("+")})
     parts = list(shares) or [1] * len(first_hops)
-    places = [
-        TreePlace(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
+    positions = [
+        TreePosition(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
         for hops, part in zip(first_hops, parts, strict=True)
     ]
-    return NodePlan(revision, peers, parts, places)
+    return NodePlan(revision, peers, parts, positions)
 
 
 def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
     """A relay's plan: (parent, children joined by "+", or "") of each tree."""
     peers = sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]})
-    places = [
-        TreePlace(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
+    positions = [
+        TreePosition(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
         for parent, hops in trees
     ]
-    return NodePlan(revision, peers, [1] * len(places), places)
+    return NodePlan(revision, peers, [1] * len(positions), positions)
 
 
 def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = (), config: SwarmConfig = CONFIG) -> Bench:

@@ -1,4 +1,4 @@
-"""Networks for tests: drawn by seed, or as files would give them."""
+"""Networks for tests: drawn by seed, or as from files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def example(name: str) -> Network:
 
 
 def _between(rng: np.random.Generator, low: float, high: float) -> float:
-    """Drawn evenly over orders of magnitude."""
+    """Drawn log-uniformly."""
     return float(np.exp(rng.uniform(np.log(low), np.log(high))))
 
 

@@ -1,4 +1,4 @@
-"""What tests of the emulated network share: a small network, sockets in its hosts, and transfers between them."""
+"""Shared parts of the emulator's tests: a small network, sockets in its hosts, and transfers between them."""
 
 import os
 import socket
@@ -9,13 +9,13 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from p2psync.topology.emulator import Network, why_not
+from p2psync.topology.emulator import EmulatedNetwork, why_not
 from p2psync.topology.model import Link, Region, Topology
 
 _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
-#: Hosts at 100 Mbit/s; a–b is slow and far, b–c loses, there is no way from a to c, and b-1 cannot dial a-1.
+#: Hosts at 100 Mbit/s; a–b is slow and long, b–c loses packets, a and c have no link, and b-1 cannot dial a-1.
 SMALL = Topology(
     "a-0",
     {"a": Region(2, 100), "b": Region(2, 100, 50), "c": Region(1, 100)},
@@ -26,7 +26,7 @@ SMALL = Topology(
 TCP_SHARE = 1448 / 1500
 
 
-def udp(network: Network, host: str) -> socket.socket:
+def udp(network: EmulatedNetwork, host: str) -> socket.socket:
     """A bound UDP socket in a host, at port 9000."""
     with network.inside(host):
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -35,13 +35,13 @@ def udp(network: Network, host: str) -> socket.socket:
     return made
 
 
-def send(network: Network, source: socket.socket, target: str, payload: bytes = b"x") -> None:
+def send(network: EmulatedNetwork, source: socket.socket, target: str, payload: bytes = b"x") -> None:
     """One datagram to a host."""
     source.sendto(payload, (network.address(target), 9000))
 
 
-def transfer(network: Network, source: str, target: str, payload: bytes) -> tuple[float, bytes]:
-    """Send bytes over one TCP connection: the seconds until the last one is there, and what came."""
+def transfer(network: EmulatedNetwork, source: str, target: str, payload: bytes) -> tuple[float, bytes]:
+    """Send bytes over one TCP connection: returns the seconds until the last one arrives, and the received bytes."""
     with network.inside(target):
         listener = socket.create_server((network.address(target), 0))
     with network.inside(source):
@@ -64,7 +64,7 @@ def transfer(network: Network, source: str, target: str, payload: bytes) -> tupl
 
 
 def in_threads(*calls: Callable[[], object]) -> list[object]:
-    """Results of calls made side by side."""
+    """Returns the results of simultaneous calls."""
     results: list[object] = [None] * len(calls)
 
     def keep(i: int, call: Callable[[], object]) -> None:
@@ -79,7 +79,7 @@ def in_threads(*calls: Callable[[], object]) -> list[object]:
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    """Wait for something that must come; fail if it does not."""
+    """Waits for a condition; fails if it does not come true in time."""
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
@@ -88,7 +88,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 @contextmanager
 def first_in_line() -> Iterator[None]:
-    """This thread runs before all others meanwhile, where that is granted: what it times is then not theirs."""
+    """Runs this thread at real-time priority, where that is granted, so that its timings exclude other threads."""
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(40))
     try:
@@ -98,8 +98,8 @@ def first_in_line() -> Iterator[None]:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
 
-def round_trip_ms(network: Network, a: str, b: str, tries: int = 20) -> float:
-    """The shortest of several round trips of a datagram: what the network takes, whatever else this machine does."""
+def round_trip_ms(network: EmulatedNetwork, a: str, b: str, tries: int = 20) -> float:
+    """The shortest of several round trips of a datagram: the network's time, without the machine's other load."""
     shortest = float("inf")
     with udp(network, a) as one, udp(network, b) as other, first_in_line():
         for _ in range(tries):

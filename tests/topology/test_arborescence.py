@@ -1,4 +1,4 @@
-"""The cheapest arborescence is the one that trying all of them finds."""
+"""The cheapest arborescence equals the best one of an exhaustive search."""
 
 from itertools import product
 
@@ -30,7 +30,7 @@ def tried(cost: np.ndarray, root: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_it_costs_the_least(seed: int) -> None:
+def test_the_arborescence_has_the_least_cost(seed: int) -> None:
     rng = np.random.default_rng(seed)
     size, root = int(rng.integers(2, 6)), 0
     root = int(rng.integers(size))
@@ -41,7 +41,7 @@ def test_it_costs_the_least(seed: int) -> None:
     assert sum(cost[parents[v], v] for v in range(size) if v != root) == tried(cost, root)
 
 
-def test_arcs_that_do_not_exist_are_not_taken() -> None:
+def test_missing_arcs_are_not_used() -> None:
     cost = np.full((5, 5), np.inf)
     for u, v in ((0, 3), (3, 1), (1, 4), (4, 2), (2, 1), (2, 4)):
         cost[u, v] = 1.0
@@ -49,9 +49,9 @@ def test_arcs_that_do_not_exist_are_not_taken() -> None:
     assert cheapest_arborescence(cost, 0).tolist() == [-1, 3, 4, 0, 1]
 
 
-def test_many_nested_cycles_are_taken_apart() -> None:
+def test_nested_cycles_are_expanded() -> None:
     rng = np.random.default_rng(5)
     at = rng.random(60)
-    # Near nodes are cheap both ways: every group is a cycle first, and groups of groups are.
+    # Arcs between near nodes are cheap in both directions: groups form cycles, and groups of groups do.
     cost = np.abs(at[:, None] - at[None, :]) * (1 + 0.01 * rng.random((60, 60)))
     assert spans(tuple(cheapest_arborescence(cost, 7).tolist()), 7)

@@ -1,4 +1,4 @@
-"""Full uplinks give children away; trees stay trees."""
+"""Full uplinks give children away, and trees stay trees."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fullness(network: Network, parents: Ints, rate: float) -> float:
 
 def test_children_move_until_no_uplink_is_overfull() -> None:
     network = region_of(6)
-    # 1 relays everything, in both trees, which takes four times what it has.
+    # 1 relays everything in both trees, four times its capacity.
     parents = np.array([[-1, 0, 1, 1, 1, 1]] * 2)
     balanced = balance(network, parents, np.array([0.5, 0.5]), 100.0, np.ones(6), 16)
     assert fullness(network, parents, 100.0) == pytest.approx(4)
@@ -32,7 +32,7 @@ def test_children_move_until_no_uplink_is_overfull() -> None:
     assert all((depths(row)[1:] > 0).all() for row in balanced)
 
 
-def test_a_relay_moves_with_all_below_it_and_never_below_itself() -> None:
+def test_a_relay_moves_with_its_subtree_and_never_below_itself() -> None:
     network = region_of(8)
     # All children of 1 have children of their own.
     parents = np.array([[-1, 0, 1, 1, 1, 2, 3, 4]])
@@ -42,9 +42,9 @@ def test_a_relay_moves_with_all_below_it_and_never_below_itself() -> None:
     assert depths(balanced[0])[1:].min() > 0
 
 
-def test_relays_have_about_as_much_room_where_there_is_some_within_three_hops() -> None:
+def test_relays_are_about_equally_full_within_three_hops() -> None:
     network = region_of(6)
-    # 1 and 2 relay everything, which is what they have; 3, 4 and 5 nothing.
+    # 1 and 2 relay everything, at their full capacity; 3, 4 and 5 nothing.
     parents = np.array([[-1, 0, 1, 1, 1, 1], [-1, 2, 0, 2, 2, 2]])
     shares, relays = np.array([0.5, 0.5]), np.arange(6) != network.trainer
     fine = np.repeat(parents, 24, axis=0)
@@ -53,10 +53,10 @@ def test_relays_have_about_as_much_room_where_there_is_some_within_three_hops() 
     assert fullness(network, parents, 50.0) == pytest.approx(1)
     assert used[relays].max() * 50.0 <= 0.85 * 100
     assert max(depths(row).max() for row in balanced) == 3
-    assert np.array_equal(balance(network, parents, shares, 40.0, np.ones(6), 16), parents), "there is room enough"
+    assert np.array_equal(balance(network, parents, shares, 40.0, np.ones(6), 16), parents), "there is enough capacity"
 
 
-def test_a_trainer_with_room_is_not_asked_for_more_copies() -> None:
+def test_a_trainer_with_free_capacity_sends_no_more_copies() -> None:
     network = from_topology(Topology("a-0", {"a": Region(4, 100)}, host={"a-0": Host(1000)}))
     parents = np.array([[-1, 0, 1, 1], [-1, 2, 0, 2], [-1, 3, 3, 0]])
     shares = np.array([0.5, 0.3, 0.2])
@@ -64,7 +64,7 @@ def test_a_trainer_with_room_is_not_asked_for_more_copies() -> None:
     assert all((row == 0).sum() == 1 for row in balanced)
 
 
-def test_what_is_not_overfull_is_left_as_it_is() -> None:
+def test_trees_without_an_overfull_uplink_stay() -> None:
     network = from_topology(large(200, 5))
     rate = float(network.up.min()) / 2
     order = np.argsort(np.arange(network.size) != network.trainer, kind="stable")

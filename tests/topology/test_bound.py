@@ -1,4 +1,4 @@
-"""The bound on a broadcast is the one that theory gives for networks whose answer is known."""
+"""The bound on a broadcast matches theory on networks with known answers."""
 
 from pathlib import Path
 

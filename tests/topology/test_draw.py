@@ -34,6 +34,6 @@ def test_some_hosts_can_only_dial_out() -> None:
 
 
 @pytest.mark.parametrize(("hosts", "regions"), [(1, 1), (5, 6), (5, 0), (200_000, 3)])
-def test_what_is_no_network_is_refused(hosts: int, regions: int) -> None:
+def test_impossible_sizes_of_a_drawn_network_are_refused(hosts: int, regions: int) -> None:
     with pytest.raises(UsageError, match="hosts in"):
         draw_topology(hosts, regions)

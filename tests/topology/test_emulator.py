@@ -1,4 +1,4 @@
-"""Packets between the hosts of an emulated network meet the rates, delays, losses and cuts of its links."""
+"""Packets between the hosts of an emulated network meet its links' rates, delays, losses and cuts."""
 
 import random
 import socket
@@ -18,7 +18,7 @@ from emulator_parts import (
 )
 
 from p2psync.errors import P2PSyncError
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 
 pytestmark = [pytest.mark.root, needs_networks]
 
@@ -27,22 +27,22 @@ _UDP_SEGMENT = 103
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Network]:
+def running() -> Iterator[EmulatedNetwork]:
     """One network for all tests of this file."""
     with Emulator(SMALL, congestion="cubic", seed=3) as made:
         yield made
 
 
 @pytest.fixture
-def network(running: Network) -> Iterator[Network]:
-    """The network, as its topology says."""
+def network(running: EmulatedNetwork) -> Iterator[EmulatedNetwork]:
+    """The network, reset to its topology."""
     running.restore()
     yield running
     running.restore()
 
 
 def seconds_at(rate: float, size: int) -> float:
-    """What so many bytes over TCP take at least at a rate in Mbit/s."""
+    """The least seconds of this many bytes over TCP at a rate in Mbit/s."""
     return size * 8 / TCP_SHARE / (rate * 1e6)
 
 
@@ -51,36 +51,40 @@ def seconds_at(rate: float, size: int) -> float:
     [("a-0", "b-0", 40), ("a-0", "a-1", 100), ("b-0", "b-1", 50)],
     ids=["link", "uplink", "downlink"],
 )
-def test_a_transfer_takes_as_long_as_the_slowest_link_of_its_way_says(
-    network: Network, source: str, target: str, rate: float
+def test_a_transfer_takes_as_long_as_the_slowest_link_of_its_path(
+    network: EmulatedNetwork, source: str, target: str, rate: float
 ) -> None:
     elapsed, came = transfer(network, source, target, PAYLOAD)
     assert came == PAYLOAD
-    # Faster is wrong at any time; slower may be this machine's, or TCP's as it starts. The buffer may hold a little.
+    # A faster transfer is always wrong; a slower one may be due to this machine, or to TCP's slow start.
     assert 0.95 < elapsed / seconds_at(rate, len(PAYLOAD)) < 2.5
 
 
-def test_two_transfers_over_one_link_share_it(network: Network) -> None:
+def test_two_transfers_over_one_link_share_it(network: EmulatedNetwork) -> None:
     results = in_threads(
-        lambda: transfer(network, "a-0", "b-0", PAYLOAD)[0], lambda: transfer(network, "a-1", "b-1", PAYLOAD)[0]
+        lambda: transfer(network, "a-0", "b-0", PAYLOAD)[0],
+        lambda: transfer(network, "a-1", "b-1", PAYLOAD)[0],
     )
     assert max(map(float, results)) > 0.95 * seconds_at(40, 2 * len(PAYLOAD))
 
 
-def test_opposite_directions_do_not_share(network: Network) -> None:
+def test_opposite_directions_do_not_share(network: EmulatedNetwork) -> None:
     before = network.counters().links
-    in_threads(lambda: transfer(network, "a-0", "b-0", PAYLOAD), lambda: transfer(network, "b-0", "a-0", PAYLOAD))
+    in_threads(
+        lambda: transfer(network, "a-0", "b-0", PAYLOAD),
+        lambda: transfer(network, "b-0", "a-0", PAYLOAD),
+    )
     after = network.counters().links
-    for way in ("a>b", "b>a"):
-        assert after[way].bytes - before[way].bytes > len(PAYLOAD)
+    for link in ("a>b", "b>a"):
+        assert after[link].bytes - before[link].bytes > len(PAYLOAD)
 
 
-def test_a_round_trip_takes_twice_the_delay(network: Network) -> None:
+def test_a_round_trip_takes_twice_the_delay(network: EmulatedNetwork) -> None:
     assert 19.7 < round_trip_ms(network, "a-0", "b-0") < 21
     assert round_trip_ms(network, "a-0", "a-1") < 1
 
 
-def test_a_large_packet_takes_its_time_on_every_link_of_its_way(network: Network) -> None:
+def test_a_large_packet_takes_its_time_on_every_link_of_its_path(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=1)
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
         before = network.counters().links["a>b"].bytes
@@ -91,7 +95,7 @@ def test_a_large_packet_takes_its_time_on_every_link_of_its_way(network: Network
         assert network.counters().links["a>b"].bytes - before == 5 * 1250
 
 
-def test_losses_are_as_frequent_as_the_link_says(network: Network) -> None:
+def test_losses_are_as_frequent_as_the_link_says(network: EmulatedNetwork) -> None:
     sent, p = 4000, 0.05
     before = network.counters()
     with udp(network, "b-0") as one, udp(network, "c-0"):
@@ -107,13 +111,13 @@ def test_losses_are_as_frequent_as_the_link_says(network: Network) -> None:
     assert after.links["b-0 up"].lost == 0
 
 
-def test_super_packets_are_split_where_a_segment_is_lost(network: Network) -> None:
+def test_super_packets_are_split_where_a_segment_is_lost(network: EmulatedNetwork) -> None:
     lost = network.counters().links["b>c"].lost
     assert transfer(network, "b-0", "c-0", PAYLOAD)[1] == PAYLOAD
     assert network.counters().links["b>c"].lost > lost + 10
 
 
-def test_segments_of_udp_super_packets_are_lost_one_by_one(network: Network) -> None:
+def test_segments_of_udp_super_packets_are_lost_one_by_one(network: EmulatedNetwork) -> None:
     network.set_link("b", "c", loss=0.3)
     size, count, rounds = 1000, 30, 10
     before = network.counters().links["b>c"]
@@ -130,7 +134,7 @@ def test_segments_of_udp_super_packets_are_lost_one_by_one(network: Network) -> 
     assert set(came) <= set(segments)
 
 
-def test_what_finds_the_buffer_full_is_dropped_and_counted(network: Network) -> None:
+def test_packets_for_a_full_buffer_are_dropped_and_counted(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=1, buffer_ms=100)
     before = network.counters().links["a>b"]
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
@@ -146,7 +150,7 @@ def test_what_finds_the_buffer_full_is_dropped_and_counted(network: Network) -> 
     assert after.queue_peak >= 12_000
 
 
-def test_a_link_that_is_cut_lets_nothing_through_until_it_is_restored(network: Network) -> None:
+def test_a_cut_link_blocks_all_packets_until_it_is_restored(network: EmulatedNetwork) -> None:
     network.cut("a", "b")
     before = network.counters().links["a>b"]
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
@@ -157,7 +161,7 @@ def test_a_link_that_is_cut_lets_nothing_through_until_it_is_restored(network: N
         assert other.recv(100) == b"there"
 
 
-def test_a_cut_may_be_one_way(network: Network) -> None:
+def test_a_cut_may_be_one_way(network: EmulatedNetwork) -> None:
     network.cut("a", "b", one_way=True)
     severed = network.counters().links["a>b"].severed
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
@@ -167,7 +171,7 @@ def test_a_cut_may_be_one_way(network: Network) -> None:
         until(lambda: network.counters().links["a>b"].severed == severed + 1)
 
 
-def test_a_host_may_be_cut_off_its_own_region(network: Network) -> None:
+def test_a_host_may_be_cut_off_its_own_region(network: EmulatedNetwork) -> None:
     network.cut("a-1")
     severed = network.counters().links["a-1 down"].severed
     with udp(network, "a-0") as one, udp(network, "a-1"):
@@ -175,7 +179,7 @@ def test_a_host_may_be_cut_off_its_own_region(network: Network) -> None:
         until(lambda: network.counters().links["a-1 down"].severed == severed + 1)
 
 
-def test_a_partition_cuts_the_links_to_the_rest_alone(network: Network) -> None:
+def test_a_partition_cuts_the_links_to_the_rest_alone(network: EmulatedNetwork) -> None:
     network.partition(["b", "c"])
     severed = network.counters().links["a>b"].severed
     network.set_link("b", "c", loss=0)
@@ -186,14 +190,14 @@ def test_a_partition_cuts_the_links_to_the_rest_alone(network: Network) -> None:
         until(lambda: network.counters().links["a>b"].severed == severed + 1)
 
 
-def test_regions_without_a_link_do_not_reach_each_other(network: Network) -> None:
+def test_regions_without_a_link_do_not_reach_each_other(network: EmulatedNetwork) -> None:
     before = network.counters().unroutable
     with udp(network, "a-0") as one, udp(network, "c-0"):
         send(network, one, "c-0")
         until(lambda: network.counters().unroutable == before + 1)
 
 
-def test_a_host_that_cannot_dial_another_is_dialled_by_it(network: Network) -> None:
+def test_a_host_that_cannot_dial_another_is_dialled_by_it(network: EmulatedNetwork) -> None:
     barred = network.counters().barred
     with network.inside("a-1"):
         listener = socket.create_server((network.address("a-1"), 0))
@@ -206,14 +210,14 @@ def test_a_host_that_cannot_dial_another_is_dialled_by_it(network: Network) -> N
     assert transfer(network, "a-1", "b-1", b"both ways")[1] == b"both ways"
 
 
-def test_a_changed_link_takes_effect_at_once(network: Network) -> None:
+def test_a_changed_link_takes_effect_at_once(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=10, delay_ms=1)
     assert 1.7 < round_trip_ms(network, "a-0", "b-0") < 3.5
     size = 400_000
     assert transfer(network, "a-0", "b-0", PAYLOAD[:size])[0] > 0.95 * seconds_at(10, size)
 
 
-def test_what_waits_is_sent_at_the_new_rate(network: Network) -> None:
+def test_a_queue_is_sent_at_the_new_rate(network: EmulatedNetwork) -> None:
     network.set_link("a", "b", rate=0.01, buffer_ms=60_000)
     with udp(network, "a-0") as one, udp(network, "b-0") as other:
         before = network.counters().links["a>b"].packets
@@ -227,18 +231,18 @@ def test_what_waits_is_sent_at_the_new_rate(network: Network) -> None:
             assert len(other.recv(2000)) == 1222
 
 
-def test_a_hosts_own_rates_can_be_changed(network: Network) -> None:
+def test_a_hosts_own_rates_can_be_changed(network: EmulatedNetwork) -> None:
     network.set_host("a-0", up=5)
     size = 200_000
     assert transfer(network, "a-0", "a-1", PAYLOAD[:size])[0] > 0.9 * seconds_at(5, size)
 
 
-def test_hosts_use_the_congestion_control_asked_for(network: Network) -> None:
+def test_hosts_use_the_congestion_control_asked_for(network: EmulatedNetwork) -> None:
     with network.inside("a-0"), socket.socket() as made:
         assert made.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0") == b"cubic"
 
 
-def test_commands_run_in_their_hosts_network(network: Network) -> None:
+def test_commands_run_in_their_hosts_network(network: EmulatedNetwork) -> None:
     process = network.run("b-1", ["sh", "-c", "echo $WAN_HOST $WAN_ADDRESS $WAN_TRAINER"], stdout=-1, text=True)
     assert process.communicate()[0].split() == ["b-1", network.address("b-1"), network.address("a-0")]
 
@@ -255,7 +259,7 @@ def test_commands_run_in_their_hosts_network(network: Network) -> None:
         (lambda n: n.partition(["d"]), "'d' is no region"),
     ],
 )
-def test_what_the_network_does_not_have_is_refused(network: Network, call: object, message: str) -> None:
+def test_unknown_hosts_and_links_are_refused(network: EmulatedNetwork, call: object, message: str) -> None:
     assert callable(call)
     with pytest.raises(P2PSyncError, match=message):
         call(network)

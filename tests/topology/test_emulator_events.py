@@ -1,4 +1,4 @@
-"""Events and buffers of a topology file are read, and what cannot be is refused; hosts and links get their numbers."""
+"""Events and buffers of a topology file are read or refused; hosts and links get their numbers."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from p2psync.errors import FormatError, P2PSyncError
 from p2psync.topology.emulator.layout import make_layout
 from p2psync.topology.emulator.scenario import describe
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.model import Host, Link, Region, Topology, load
 
 FILE = """
@@ -33,17 +33,17 @@ def loaded(tmp_path: Path, text: str) -> Topology:
     return load(file)
 
 
-def test_events_stand_in_the_topology_file(tmp_path: Path) -> None:
+def test_events_are_read_from_the_topology_file(tmp_path: Path) -> None:
     more = '[[event]]\nat = 2\nkind = "degrade"\nlink = ["us", "eu"]\nrate = 5\nloss = 0.1\n'
     event = loaded(tmp_path, FILE + more).event[0]
-    assert event == Event(2, "degrade", link=("us", "eu"), rate=5, loss=0.1)
+    assert event == NetworkEvent(2, "degrade", link=("us", "eu"), rate=5, loss=0.1)
     assert describe(event) == "degrade us–eu to 5 Mbit/s, 0.1 lost"
 
 
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        ('at = -1\nkind = "restore"', "time begins at 0"),
+        ('at = -1\nkind = "restore"', "at must be 0 or more"),
         ('at = 1\nkind = "explode"', "Invalid enum value 'explode'"),
         ('at = 1\nkind = "kill"', "it needs host"),
         ('at = 1\nkind = "kill"\nhost = "eu-7"', "'eu-7' is no host"),
@@ -56,7 +56,7 @@ def test_events_stand_in_the_topology_file(tmp_path: Path) -> None:
         ('at = 1\nkind = "restore"\nwhen = 2', "unknown field `when`"),
     ],
 )
-def test_events_that_cannot_happen_are_refused(tmp_path: Path, event: str, message: str) -> None:
+def test_impossible_events_are_refused(tmp_path: Path, event: str, message: str) -> None:
     with pytest.raises(FormatError, match=message):
         loaded(tmp_path, f"{FILE}[[event]]\n{event}\n")
 
@@ -68,7 +68,7 @@ def test_a_links_buffer_is_a_round_trip_unless_given() -> None:
     assert [layout.between(*pair)[0].buffer_ms for pair in (("a", "b"), ("a", "c"), ("b", "c"))] == [80, 20, 5]
 
 
-def test_a_buffer_of_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_buffer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="a buffer above 0"):
         loaded(tmp_path, FILE + "buffer_ms = 0\n")
 
@@ -89,7 +89,7 @@ def test_more_hosts_than_one_machine_emulates_are_refused(tmp_path: Path) -> Non
         make_layout(loaded(tmp_path, FILE))
 
 
-def test_hosts_links_and_regions_have_what_is_their_own() -> None:
+def test_hosts_links_and_regions_have_their_own_stages() -> None:
     topology = Topology(
         "a-0",
         {"a": Region(2, 100, delay_ms=0.5), "b": Region(2, 50, dialable=False)},

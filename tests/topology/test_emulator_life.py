@@ -1,4 +1,4 @@
-"""Emulated networks come and go: side by side, killed, and without leaving anything behind."""
+"""Emulated networks start and end: simultaneously, by kill, and without leftovers."""
 
 import fcntl
 import os
@@ -17,7 +17,7 @@ from p2psync.cli.main import main
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import Emulator, namespaces, runs
 from p2psync.topology.emulator.scenario import Scenario
-from p2psync.topology.events import Event
+from p2psync.topology.events import NetworkEvent
 from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
@@ -39,7 +39,7 @@ rate = 10
 
 
 def left(run: str) -> list[str]:
-    """Namespaces of a run that are there."""
+    """The existing namespaces of a run."""
     return namespaces.existing(runs.prefix_of(run))
 
 
@@ -57,7 +57,7 @@ def wan(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> C
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_who_got_no_answer_asks_again_while_the_router_lives(
+def test_an_unanswered_request_is_repeated_while_the_router_lives(
     alive: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(runs, "PLACE", tmp_path)
@@ -87,7 +87,7 @@ def test_who_got_no_answer_asks_again_while_the_router_lives(
         assert not router.is_alive()
 
 
-def test_networks_side_by_side_are_strangers_to_each_other() -> None:
+def test_simultaneous_networks_are_isolated() -> None:
     with Emulator(TINY) as one, Emulator(TINY) as other:
         other.set_link("a", "b", delay_ms=20)
         assert one.address("a-0") == other.address("a-0")
@@ -104,14 +104,14 @@ def test_the_end_of_a_network_ends_what_runs_in_it() -> None:
 
 @pytest.fixture
 def strange_namespace() -> Iterator[str]:
-    """A namespace that no network of ours made, though its name looks like one's."""
+    """A namespace that no emulated network made, though its name looks like one."""
     name = f"p2w-{os.getpid()}-mine"
     namespaces.add([name])
     yield name
     namespaces.remove([name])
 
 
-def test_what_a_killed_router_leaves_is_removed_by_the_next_network_and_nothing_else_is(strange_namespace: str) -> None:
+def test_only_the_leftovers_of_a_killed_router_are_removed_by_the_next_network(strange_namespace: str) -> None:
     with Emulator(TINY) as living:
         killed = Emulator(TINY)
         killed.__enter__()
@@ -131,7 +131,7 @@ def test_what_a_killed_router_leaves_is_removed_by_the_next_network_and_nothing_
         killed.close()
 
 
-def test_a_network_goes_with_a_user_that_is_killed() -> None:
+def test_a_network_ends_with_its_killed_user() -> None:
     code = """
 import sys; sys.path.insert(0, "tests/topology")
 from test_emulator_life import TINY
@@ -153,12 +153,12 @@ with Emulator(TINY) as network:
     assert namespaces._is_dead(int(pid))
 
 
-def test_events_come_at_their_times_to_hosts_and_links() -> None:
+def test_events_happen_to_hosts_and_links_at_their_times() -> None:
     events = [
-        Event(0.3, "join", host="b-0"),
-        Event(0.2, "kill", host="a-0"),
-        Event(0.1, "degrade", link=("a", "b"), rate=1.0),
-        Event(0.4, "cut", regions=("a",)),
+        NetworkEvent(0.3, "join", host="b-0"),
+        NetworkEvent(0.2, "kill", host="a-0"),
+        NetworkEvent(0.1, "degrade", link=("a", "b"), rate=1.0),
+        NetworkEvent(0.4, "cut", regions=("a",)),
     ]
     seen: list[str] = []
     with Emulator(SMALL) as network:
@@ -181,7 +181,7 @@ def test_events_come_at_their_times_to_hosts_and_links() -> None:
 
 
 def test_a_host_that_was_not_named_does_not_join() -> None:
-    events = [Event(0, "join", host="b-0"), Event(0, "degrade", host="b-1", loss=0.1)]
+    events = [NetworkEvent(0, "join", host="b-0"), NetworkEvent(0, "degrade", host="b-1", loss=0.1)]
     seen: list[str] = []
     with Emulator(SMALL) as network:
 
@@ -258,7 +258,7 @@ def test_the_command_line_brings_a_network_up_uses_changes_and_removes_it(
     assert wan("set", str(file), "--restore") == (1, "", f"p2psync: {file} is not up: p2psync wan up {file}\n")
 
 
-def test_a_congestion_control_that_there_is_not_is_refused_and_nothing_stays() -> None:
+def test_an_unknown_congestion_control_is_refused_and_leaves_nothing() -> None:
     before = namespaces.existing("p2w-")
     with pytest.raises(P2PSyncError, match="'nosuch' cannot be used here"):
         Emulator(TINY, congestion="nosuch").__enter__()

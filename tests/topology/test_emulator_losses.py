@@ -8,7 +8,7 @@ import pytest
 from emulator_parts import needs_networks
 
 from p2psync.net import tcp
-from p2psync.topology.emulator import Emulator, Network
+from p2psync.topology.emulator import EmulatedNetwork, Emulator
 from p2psync.topology.model import Link, Region, Topology
 
 pytestmark = [pytest.mark.root, needs_networks]
@@ -18,7 +18,7 @@ PAYLOAD = 4 << 20
 
 
 @pytest.fixture
-def network() -> Iterator[Network]:
+def network() -> Iterator[EmulatedNetwork]:
     with Emulator(PAIR, congestion="bbr") as network:
         yield network
 
@@ -30,7 +30,7 @@ def swallow(server: socket.socket) -> None:
             pass
 
 
-def test_what_was_lost_waits_to_be_sent_though_nothing_new_does(network: Network) -> None:
+def test_lost_segments_stay_queued_for_retransmission_when_nothing_new_is(network: EmulatedNetwork) -> None:
     with network.inside("b-0"):
         server = socket.create_server((network.address("b-0"), 0))
     with network.inside("a-0"):

@@ -1,4 +1,4 @@
-"""A network from measurements: what others saw counts, what was measured comes before what was not."""
+"""A network from measurements: confirmed claims, and measured before assumed figures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.topology.planner import make_plan
 
 
 def nodes(count: int, region: str = "a", up: float = 100.0) -> list[NodeFigures]:
-    """Nodes that claim what two others saw."""
+    """Nodes whose claims equal the rates that two others received."""
     return [
         NodeFigures(
             name=f"{region}{i}",
@@ -27,7 +27,7 @@ def nodes(count: int, region: str = "a", up: float = 100.0) -> list[NodeFigures]
     ]
 
 
-def test_a_node_that_claims_too_much_is_believed_to_twice_what_others_saw() -> None:
+def test_a_claim_counts_up_to_twice_what_others_received() -> None:
     honest = nodes(8)
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up={"a1": 10.0, "a2": 12.0, "a3": 11.0})
     network = from_measurements("a0", [*honest, liar], [])
@@ -36,20 +36,20 @@ def test_a_node_that_claims_too_much_is_believed_to_twice_what_others_saw() -> N
     assert plan.egress(plan.names.index("liar")) < 0.3
 
 
-def test_one_accomplice_helps_a_liar_to_four_times_what_others_saw_and_its_own_word_to_nothing() -> None:
-    told = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
-    liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=told)
+def test_one_accomplice_raises_a_liars_uplink_to_four_times_what_others_received() -> None:
+    reported = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
+    liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=reported)
     network = from_measurements("a0", [*nodes(4), liar], [])
     assert network.up[network.names.index("liar")] == 48
 
 
-def test_whoever_was_measured_by_one_alone_is_believed_though_it_has_sent_little_to_others_yet() -> None:
+def test_a_node_measured_by_one_peer_is_believed_despite_sending_little_to_others() -> None:
     measured = NodeFigures(name="b", region="a", claimed_up=96.0, seen_up={"a1": 96.0, "a2": 25.0, "a3": 2.0})
     network = from_measurements("a0", [*nodes(4), measured], [])
     assert network.up[network.names.index("b")] == 96
 
 
-def test_two_who_measured_an_uplink_together_bear_out_all_of_it_however_they_shared_it() -> None:
+def test_two_simultaneous_witnesses_confirm_their_sum() -> None:
     shared = NodeFigures(name="b", region="a", claimed_up=24.0, seen_up={"a1": 16.0, "a2": 8.0, "a3": 2.0})
     network = from_measurements("a0", [*nodes(4), shared], [])
     assert network.up[network.names.index("b")] == 24
@@ -67,7 +67,7 @@ def test_the_trainer_knows_its_own_uplink() -> None:
     assert network.up[network.trainer] == 700
 
 
-def test_figures_that_are_none_are_not_believed() -> None:
+def test_implausible_figures_are_ignored() -> None:
     odd = NodeFigures(name="odd", region="a", claimed_up=float("nan"), claimed_down=-5.0, seen_up={"a0": float("inf")})
     paths = [
         PathFigures(source="a0", target="b0", rate=float("nan"), rtt=-1.0, loss=7.0),
@@ -81,7 +81,7 @@ def test_figures_that_are_none_are_not_believed() -> None:
     assert make_plan(network).lowest_rate > 0
 
 
-def test_a_measured_path_is_taken_before_an_assumed_one() -> None:
+def test_a_measured_path_is_preferred_to_an_assumed_one() -> None:
     members = [*nodes(2, "a"), *nodes(2, "b"), *nodes(2, "c")]
     measured = [PathFigures(source=f"{x}0", target=f"{y}0", rate=500.0, rtt=0.05) for x, y in ("ab", "bc")]
     network = from_measurements("a0", members, measured)
@@ -94,7 +94,7 @@ def test_a_measured_path_is_taken_before_an_assumed_one() -> None:
     assert carried["a→c"] == pytest.approx(0, abs=1e-6)
 
 
-def test_a_path_between_regions_gives_what_its_best_pair_reached_however_little_others_used() -> None:
+def test_a_path_between_regions_has_the_rate_of_its_best_pair() -> None:
     members = [*nodes(4, "a"), *nodes(4, "b")]
     used = [PathFigures(source=f"a{i}", target=f"b{j}", rate=3.0, seen=3.0) for i in range(4) for j in range(4)]
     probed = [PathFigures(source="a1", target="b2", rate=80.0, seen=78.0)]
@@ -102,7 +102,7 @@ def test_a_path_between_regions_gives_what_its_best_pair_reached_however_little_
     assert network.rate[network.regions.index("a"), network.regions.index("b")] == 80
 
 
-def test_what_one_end_says_of_a_path_counts_as_far_as_the_other_bears_it_out() -> None:
+def test_one_ends_rate_counts_as_far_as_the_other_confirms_it() -> None:
     members = [*nodes(2, "a"), *nodes(2, "b")]
     honest = PathFigures(source="a1", target="b1", rate=20.0, seen=20.0)
     liars = [
@@ -151,6 +151,6 @@ def test_the_order_of_figures_does_not_matter() -> None:
     assert np.array_equal(make_plan(one).parents, make_plan(other).parents)
 
 
-def test_a_trainer_that_is_no_node_is_refused() -> None:
+def test_a_trainer_outside_the_nodes_is_refused() -> None:
     with pytest.raises(FormatError, match="trainer"):
         from_measurements("z", nodes(2), [])

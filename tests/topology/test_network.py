@@ -1,4 +1,4 @@
-"""Topology files with hosts of their own, directions, and who cannot be dialled; and what follows of them."""
+"""Topology files with settings of single hosts, directions, and undialable hosts; and their consequences."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ delay_ms = 35
 """
 
 
-def test_a_host_differs_from_its_region_where_it_says_so(tmp_path: Path) -> None:
+def test_a_hosts_own_settings_override_its_regions(tmp_path: Path) -> None:
     (tmp_path / "wan.toml").write_text(FULL)
     network = from_topology(load(tmp_path / "wan.toml"))
     assert network.names == ("eu-0", "eu-1", "us-0", "us-1")
@@ -78,7 +78,7 @@ def test_one_direction_of_dialling_is_enough_for_both_directions_of_data(tmp_pat
         (("loss = 0.01", "loss = 1"), "region eu: loss"),
     ],
 )
-def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+def test_an_inconsistent_topology_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(FULL.replace(*change))
     with pytest.raises(FormatError) as caught:
@@ -87,7 +87,7 @@ def test_what_is_no_network_is_refused_in_one_line(tmp_path: Path, change: tuple
     assert "\n" not in str(caught.value)
 
 
-def test_a_slower_network_has_all_its_rates_less_and_a_bound_as_much_less(tmp_path: Path) -> None:
+def test_a_slower_network_has_lower_rates_and_an_equally_lower_bound(tmp_path: Path) -> None:
     (tmp_path / "wan.toml").write_text(FULL + '[[event]]\nat = 1\nkind = "degrade"\nlink = ["eu", "us"]\nrate = 4\n')
     whole = load(tmp_path / "wan.toml")
     slow = whole.slower(4)
@@ -111,7 +111,7 @@ def test_two_nodes_that_only_dial_out_need_a_third() -> None:
     assert "a-1" in bound.because
 
 
-def test_a_region_without_uplinks_is_no_way_to_the_next() -> None:
+def test_a_region_without_uplinks_relays_to_no_other() -> None:
     network = from_topology(
         Topology("a-0", {"a": Region(1, 10), "b": Region(1, 10), "c": Region(1, 10)}, [Link(("a", "b"), 5)])
     )
@@ -132,12 +132,12 @@ def test_a_link_shared_by_competing_copies_counts_once() -> None:
     assert bound.because == "the link a→b"
 
 
-def test_the_bound_says_what_binds() -> None:
+def test_the_bound_names_its_bottleneck() -> None:
     assert "downlink of a-2" in broadcast_bound(Topology("a-0", {"a": Region(4, 9)}, host={"a-2": Host(9, 3)})).because
     assert "uplink of a-0" in broadcast_bound(Topology("a-0", {"a": Region(4, 9)})).because
 
 
-def test_the_least_makespan_counts_the_way_of_the_first_bits() -> None:
+def test_the_least_makespan_includes_the_first_chunks_delay() -> None:
     network = Topology("a-0", {"a": Region(1, 100), "b": Region(1, 100)}, [Link(("a", "b"), 8, 250)])
     assert least_makespan(network, 1_000_000) == pytest.approx(1.25, rel=2e-3)
     assert least_makespan(network, 0) == pytest.approx(0.25, rel=2e-3)

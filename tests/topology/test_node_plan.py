@@ -1,4 +1,4 @@
-"""What each node is told is the plan: parents and children agree, and it is small."""
+"""The nodes' parts of a plan agree with it and each other, and are small."""
 
 import msgspec
 import numpy as np
@@ -11,15 +11,15 @@ from p2psync.topology.planner import make_plan
 
 def test_parents_and_children_agree_in_every_tree() -> None:
     plan = make_plan(example("volunteers"))
-    told = dict(zip(plan.names, plan.node_plans(), strict=True))
-    for name, own in told.items():
+    reported = dict(zip(plan.names, plan.node_plans(), strict=True))
+    for name, own in reported.items():
         own.check()
-        for tree, place in enumerate(own.places):
+        for tree, place in enumerate(own.positions):
             assert (place.parent < 0) == (name == plan.names[plan.trainer])
             for child in place.children:
-                theirs = told[own.peers[child]]
-                assert theirs.peers[theirs.places[tree].parent] == name
-                assert theirs.places[tree].depth == place.depth + 1
+                theirs = reported[own.peers[child]]
+                assert theirs.peers[theirs.positions[tree].parent] == name
+                assert theirs.positions[tree].depth == place.depth + 1
 
 
 def test_fractions_add_up_to_everything_for_every_receiver() -> None:
@@ -30,22 +30,22 @@ def test_fractions_add_up_to_everything_for_every_receiver() -> None:
         assert abs(sum(own.fractions_to().values()) - plan.egress(plan.names.index(name))) < 1e-3
 
 
-def test_children_with_the_longest_way_below_them_are_served_first() -> None:
+def test_children_with_the_tallest_subtree_are_served_first() -> None:
     plan = make_plan(from_topology(large(200, 5)))
     for own in plan.node_plans():
-        for tree, place in enumerate(own.places):
+        for tree, place in enumerate(own.positions):
             below = [int(plan.height[tree, plan.index[own.peers[child]]]) for child in place.children]
             assert below == sorted(below, reverse=True)
 
 
-def test_a_node_among_hundreds_gets_most_from_few_and_not_too_much_from_any() -> None:
+def test_a_node_among_hundreds_has_few_main_parents_and_none_dominates() -> None:
     plan = make_plan(from_topology(draw_topology(601, 6, hidden=0.2)))
     parts = [own.fractions_from().values() for own in plan.node_plans() if own.fractions_from()]
     assert np.mean([len(each) for each in parts]) < 0.65 * len(plan.shares)
     assert np.median([max(each) for each in parts]) <= 0.25
 
 
-def test_a_node_among_a_thousand_is_told_little() -> None:
+def test_a_part_of_a_thousand_nodes_plan_is_small() -> None:
     plan = make_plan(from_topology(large(1000, 10)))
     sizes = [len(msgspec.msgpack.encode(own)) for own in plan.node_plans()]
     assert max(sizes) < 4000

@@ -1,4 +1,4 @@
-"""The packing's optimum is that of the flow program, and its bound is proved by prices."""
+"""The packing's optimum equals that of the flow program, and prices prove its bound."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.topology.packing import Capacities, pack, tree_load
 
 
 def small(seed: int) -> Network:
-    """Up to some six nodes that can all be reached."""
+    """Up to about six nodes, all reachable."""
     network = from_topology(regions(seed, 2) if seed % 2 else single_region(seed))
     network = network.only(network.reachable())
     keep = np.arange(network.size) < 6
@@ -60,7 +60,7 @@ def by_flows(network: Network) -> float:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_packing_trees_reaches_what_flows_allow(seed: int) -> None:
+def test_a_packing_reaches_the_least_max_flow(seed: int) -> None:
     network = small(seed)
     if network.size < 2:
         return
@@ -80,7 +80,7 @@ def test_the_program_over_regions_is_never_below_the_one_over_nodes(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_packing_passes_no_capacity(seed: int) -> None:
+def test_a_packing_exceeds_no_capacity(seed: int) -> None:
     network = from_topology(regions(seed, 20))
     network = network.only(network.reachable())
     capacities, _ = by_region(network, most_rate(network)[0])
@@ -88,11 +88,11 @@ def test_a_packing_passes_no_capacity(seed: int) -> None:
     load = sum(
         weight * tree_load(capacities, tree) for tree, weight in zip(packing.trees, packing.weights, strict=True)
     )
-    for (a, b), gift in packing.gifts.items():
-        load[a] += gift
-        load[b] -= gift
+    for (a, b), transfer in packing.transfers.items():
+        load[a] += transfer
+        load[b] -= transfer
         row = capacities.rows[a, b, 0]
-        load[len(capacities.up) + row] += gift if row >= 0 else 0
+        load[len(capacities.up) + row] += transfer if row >= 0 else 0
     assert (load <= capacities.all_limits * (1 + 1e-6) + 1e-9).all()
     assert packing.rate <= packing.bound * (1 + 1e-9)
 

@@ -1,4 +1,4 @@
-"""Planning in another process: the same plans, and a process that is never left behind."""
+"""Planning in another process: the same plans, and no process left behind."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from p2psync.membership.planning import PlanTask
-from p2psync.membership.records import Measures, Member, NodeInfo
-from p2psync.membership.records import Path as Way
+from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.topology.hub_planner import HubPlanner
 from p2psync.topology.plan_process import PlanningError, PlanProcess
 
@@ -44,17 +43,19 @@ def name(number: int) -> str:
     return f"{number:032x}"
 
 
-def task(count: int = 6, slow: dict[int, float] | None = None, beside: int | None = None) -> PlanTask:
-    """All have measured each other, with 100 Mbit/s each unless told otherwise."""
+def task(count: int = 6, slow: dict[int, float] | None = None, co_publishers: int | None = None) -> PlanTask:
+    """All have measured each other, with 100 Mbit/s each by default."""
     ups = [(slow or {}).get(i, 100.0) for i in range(count)]
     roles = ["trainer"] + ["actor"] * (count - 1)
     infos = [NodeInfo(node=name(i), role=roles[i], region="eu", host="h", port=7) for i in range(count)]  # type: ignore[arg-type]
-    told = {
-        name(i): Measures(ups[i], 1000.0, [Way(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i])
+    reported = {
+        name(i): NodeStatistics(
+            ups[i], 1000.0, [PathStatistics(name(j), 0.01, ups[i], ups[j]) for j in range(count) if j != i]
+        )
         for i in range(count)
     }
-    sides = frozenset() if beside is None else frozenset([name(beside)])
-    return PlanTask(name(0), [Member(info=info) for info in infos], told, sides, payload=64 << 20)
+    sides = frozenset() if co_publishers is None else frozenset([name(co_publishers)])
+    return PlanTask(name(0), [Member(info=info) for info in infos], reported, sides, payload=64 << 20)
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def planner() -> Iterator[PlanProcess]:
 
 
 def ended(pid: int) -> bool:
-    """Whether the process with this number is gone, or goes within a minute."""
+    """Whether this process ends within a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -76,20 +77,20 @@ def ended(pid: int) -> bool:
         os.close(handle)
 
 
-def test_its_plans_are_those_of_the_planner_itself_each_in_the_light_of_the_one_before(planner: PlanProcess) -> None:
+def test_the_process_makes_the_planners_plans_with_its_history(planner: PlanProcess) -> None:
     planner.warm()
     own = HubPlanner(first_revision=50)
-    for given in (task(), task(), task(slow={2: 5.0}), task(8), task(8, beside=3)):
+    for given in (task(), task(), task(slow={2: 5.0}), task(8), task(8, co_publishers=3)):
         mine, theirs = own.plan(given), planner.plan(given)
         assert mine.revision == theirs.revision
-        assert dict(mine.remarks) == dict(theirs.remarks)
+        assert dict(mine.diagnostics) == dict(theirs.diagnostics)
         assert [mine.node_plan(name(i)) for i in range(9)] == [theirs.node_plan(name(i)) for i in range(9)]
 
 
-def test_what_planning_raises_is_told_and_the_next_plan_is_made(planner: PlanProcess) -> None:
-    nobody = PlanTask(name(99), task().members, {})
+def test_a_planners_error_is_reported_and_the_next_plan_is_made(planner: PlanProcess) -> None:
+    unknown_trainer = PlanTask(name(99), task().members, {})
     with pytest.raises(PlanningError, match="FormatError"):
-        planner.plan(nobody)
+        planner.plan(unknown_trainer)
     assert planner.plan(task()).revision >= 50
 
 
@@ -107,13 +108,13 @@ def test_a_process_that_was_killed_fails_one_plan_and_is_replaced_by_one_whose_r
     assert planner.pid not in (None, killed)
 
 
-def test_what_stops_a_terminals_processes_does_not_stop_it(planner: PlanProcess) -> None:
+def test_ctrl_c_in_a_terminal_does_not_stop_it(planner: PlanProcess) -> None:
     planner.warm()
     assert planner.pid is not None
     assert os.getpgid(planner.pid) == planner.pid
 
 
-def test_what_prints_when_a_python_starts_is_no_answer(
+def test_output_at_pythons_start_is_not_a_reply(
     planner: PlanProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('cos\\nsystem', flush=True)")
@@ -121,7 +122,7 @@ def test_what_prints_when_a_python_starts_is_no_answer(
     assert planner.plan(task()).revision == 50
 
 
-def test_it_imports_what_its_parent_does_not_what_lies_where_it_was_started(
+def test_it_imports_from_its_parents_path_not_from_its_working_directory(
     planner: PlanProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "topology").mkdir()
@@ -131,7 +132,7 @@ def test_it_imports_what_its_parent_does_not_what_lies_where_it_was_started(
     assert planner.plan(task()).revision == 50
 
 
-def test_closing_ends_it_and_whoever_waits_for_a_plan(planner: PlanProcess) -> None:
+def test_closing_ends_it_and_pending_calls(planner: PlanProcess) -> None:
     planner.warm()
     pid = planner.pid
     assert pid is not None
@@ -175,7 +176,7 @@ def test_a_fork_of_its_parent_does_not_keep_it() -> None:
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "", None])
-def test_where_no_process_can_be_started_the_plan_says_so(monkeypatch: pytest.MonkeyPatch, python: str | None) -> None:
+def test_a_process_that_cannot_start_is_reported(monkeypatch: pytest.MonkeyPatch, python: str | None) -> None:
     monkeypatch.setattr(sys, "executable", python)
-    with pytest.raises(PlanningError, match="no process"):
+    with pytest.raises(PlanningError, match="cannot be started"):
         PlanProcess().plan(task())

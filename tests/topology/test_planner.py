@@ -1,4 +1,4 @@
-"""Plans span what can be reached, pass no capacity, come near the bound, and change no more than they must."""
+"""Plans span the reachable nodes, exceed no capacity, come near the bound, and change little."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.model import load as read
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.plan import Plan, fullest_link, fullest_relay, link_loads, predicted_makespan
-from p2psync.topology.planner import KEPT_QUIET, MOST_CHILDREN, changed_places, make_plan, replan
+from p2psync.topology.planner import DEFAULT_MAX_CHILDREN, KEEP_MIN_SHARE_IDLE, changed_places, make_plan, replan
 
 #: The same networks for all properties: each is planned for once.
 COUNT = 40
@@ -43,7 +43,7 @@ def planned(seed: int) -> Plan:
 
 
 def check(plan: Plan, network: Network) -> None:
-    """What holds for every plan."""
+    """Checks the invariants of every plan."""
     reachable = network.reachable()
     assert set(plan.unreachable) == {network.names[i] for i in np.flatnonzero(~reachable)}
     part = network.only(reachable)
@@ -66,13 +66,13 @@ def check(plan: Plan, network: Network) -> None:
 
 @quick
 @given(SEEDS)
-def test_every_tree_spans_what_can_be_reached_and_nothing_is_overfull(seed: int) -> None:
+def test_every_tree_spans_the_reachable_nodes_without_overfull_links(seed: int) -> None:
     check(planned(seed), drawn(seed))
 
 
 @quick
 @given(SEEDS)
-def test_no_plan_passes_the_bound_and_few_stay_below_it(seed: int) -> None:
+def test_no_plan_exceeds_the_bound_and_few_fall_far_below_it(seed: int) -> None:
     network = drawn(seed)
     network = network.only(network.reachable())
     plan = planned(seed)
@@ -119,9 +119,9 @@ def test_more_capacity_never_costs_more_than_a_few_percent(seed: int, factor: fl
 @given(SEEDS)
 def test_children_in_one_tree_are_bounded(seed: int) -> None:
     network = drawn(seed)
-    plan = make_plan(replace(network, up=np.clip(network.up, 40, 400)), most_children=6)
+    plan = make_plan(replace(network, up=np.clip(network.up, 40, 400)), max_children=6)
     assert plan.children.max() <= 6 + 1  # one more where no other place is left
-    assert planned(seed).children.max() <= MOST_CHILDREN
+    assert planned(seed).children.max() <= DEFAULT_MAX_CHILDREN
 
 
 def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None:
@@ -130,11 +130,11 @@ def test_equal_hosts_share_the_relaying_and_the_trainer_sends_one_copy() -> None
     assert plan.egress(plan.trainer) == pytest.approx(1)
     others = [plan.egress(i) for i in range(13) if i != plan.trainer]
     assert max(others) <= 1.0 + 1e-9
-    # Nobody is a relay in more than half of all trees.
+    # No node relays in more than half of all trees.
     assert (plan.shares @ (plan.children > 0))[1:].max() < 0.5
 
 
-def test_near_nodes_that_are_about_equal_feed_all_others_each_and_far_ones_do_not() -> None:
+def test_near_equal_nodes_get_two_hop_trees_and_far_ones_do_not() -> None:
     near = Topology("a-0", {"a": Region(13, 100)})
     assert make_plan(from_topology(near)).depth.max() == 2
     far = Topology("a-0", {"a": Region(13, 100, delay_ms=50)})
@@ -160,7 +160,7 @@ def test_the_wan_of_four_regions_reaches_its_bound_with_one_copy_into_each_regio
     assert predicted_makespan(plan, network, 64 << 20) < 1.05 * least_makespan(network, 64 << 20)
 
 
-def test_no_relay_of_a_region_carries_more_than_it_must_where_another_is_as_good() -> None:
+def test_relays_of_a_region_share_the_load() -> None:
     network = example("wan-4x3")
     plan = make_plan(network)
     relays = plan.shares @ (plan.children > 0)
@@ -169,7 +169,7 @@ def test_no_relay_of_a_region_carries_more_than_it_must_where_another_is_as_good
         assert max(relays[others]) < 0.75
 
 
-def test_thin_links_between_few_nodes_carry_few_flows_and_no_host_relays_all() -> None:
+def test_slow_links_between_few_nodes_carry_few_flows_over_several_relays() -> None:
     network = from_topology(read(Path(__file__).parents[2] / "examples" / "topologies" / "wan-4x3.toml"))
     plan = make_plan(network)
     pairs = {
@@ -185,11 +185,11 @@ def test_thin_links_between_few_nodes_carry_few_flows_and_no_host_relays_all() -
         assert len(relays) != 1 or region == network.region[plan.trainer]
 
 
-def test_links_that_together_have_room_have_about_as_much_each() -> None:
+def test_links_with_free_capacity_are_about_equally_full() -> None:
     network = example("volunteers")
     plan = make_plan(network)
     assert plan.ratio > 0.998
-    # Two links lead to America. What its own uplinks cannot carry fills them to 89 %.
+    # Two links lead to America; the copies that its own uplinks cannot send fill them to 89 %.
     assert max(load.share for load in link_loads(plan, network) if load.kind == "link") < 0.93
 
 
@@ -212,28 +212,28 @@ def volunteers_as_measured(to_america: float = 116, across: float = 100) -> Netw
     return replace(network, up=up, rate=rate)
 
 
-def test_where_uplinks_bind_no_link_is_filled_that_need_not_be() -> None:
+def test_uplink_bound_plans_fill_no_link_without_need() -> None:
     network = volunteers_as_measured(to_america=112, across=95)
     plan = make_plan(network)
     assert plan.rate > 56
     assert fullest_link(plan, network) < 0.95
 
 
-def test_while_nothing_is_on_its_way_a_plan_that_fills_a_link_is_left_for_one_that_does_not() -> None:
+def test_an_idle_swarm_replaces_a_plan_that_fills_a_link_without_need() -> None:
     network = volunteers_as_measured()
     old = make_plan(volunteers_as_measured(across=75))
     assert fullest_link(old, network) > 0.97
-    assert fullest_link(replan(old, network, quiet=True), network) < 0.95
+    assert fullest_link(replan(old, network, idle=True), network) < 0.95
 
 
-def test_weak_uplinks_get_copies_from_strong_ones_elsewhere() -> None:
+def test_regions_with_slow_uplinks_get_copies_from_other_regions() -> None:
     network = from_topology(
         Topology("t-0", {"t": Region(1, 100, 100), "a": Region(9, 10, 100)}, [Link(("t", "a"), 1000)])
     )
     assert make_plan(network).lowest_rate == pytest.approx(190 / 9, rel=0.01)
 
 
-def test_slow_downlinks_hold_nobody_else_back() -> None:
+def test_slow_downlinks_do_not_slow_other_nodes() -> None:
     network = from_topology(Topology("a-0", {"a": Region(10, 100)}, host={"a-3": Host(down=20), "a-4": Host(down=5)}))
     plan = make_plan(network)
     assert plan.slow == {"a-3": 20, "a-4": 5}
@@ -242,7 +242,7 @@ def test_slow_downlinks_hold_nobody_else_back() -> None:
     assert not plan.children[:, [plan.names.index("a-3"), plan.names.index("a-4")]].any()
 
 
-def test_nodes_behind_nat_never_hang_below_each_other() -> None:
+def test_nodes_behind_nat_are_never_parent_and_child() -> None:
     hidden = {f"a-{i}": Host(dialable=False) for i in range(1, 8)}
     network = from_topology(Topology("a-0", {"a": Region(13, 100)}, host=hidden))
     plan = make_plan(network)
@@ -258,7 +258,7 @@ def test_many_nodes_behind_nat_are_packed_one_by_one_within_the_limit_of_childre
     plan = make_plan(network)
     check(plan, network)
     assert plan.ratio > 0.95
-    assert plan.children.max() <= MOST_CHILDREN + 1
+    assert plan.children.max() <= DEFAULT_MAX_CHILDREN + 1
 
 
 def test_pairs_that_cannot_connect_are_not_joined_and_one_way_dialling_is_enough() -> None:
@@ -269,7 +269,7 @@ def test_pairs_that_cannot_connect_are_not_joined_and_one_way_dialling_is_enough
     check(make_plan(network), network)
 
 
-def test_what_cannot_be_reached_is_named_and_does_not_hinder_the_rest() -> None:
+def test_unreachable_nodes_are_named_and_do_not_affect_the_rest() -> None:
     network = from_topology(Topology("a-0", {"a": Region(3, 100), "b": Region(2, 100)}))
     plan = make_plan(network)
     assert plan.unreachable == ("b-0", "b-1")
@@ -298,7 +298,7 @@ def before_and_after(seed: int, by: float) -> tuple[Plan, Plan]:
     return plan, replan(plan, drifted(drawn(seed), seed, by))
 
 
-#: Of several hundred networks these two have the least room: rate given up for fewer flows, or other weights near by.
+#: The two closest cases of several hundred networks: rate given up for fewer flows, and nearly equal weights.
 @quick
 @also(10)
 @also(21)
@@ -312,7 +312,7 @@ def test_a_little_drift_changes_nothing(seed: int) -> None:
 @quick
 @also(10)
 @given(MANY)
-def test_some_drift_moves_nobody(seed: int) -> None:
+def test_moderate_drift_moves_no_node(seed: int) -> None:
     plan, again = before_and_after(seed, 0.015)
     trees = {tree.tobytes() for tree in plan.parents}
     assert all(tree.tobytes() in trees for tree in again.parents)
@@ -320,7 +320,7 @@ def test_some_drift_moves_nobody(seed: int) -> None:
 
 @quick
 @given(SEEDS)
-def test_whatever_changes_the_plan_fits_and_is_near_the_best(seed: int) -> None:
+def test_a_replanned_network_is_feasible_and_near_the_best(seed: int) -> None:
     network = drawn(seed)
     plan = planned(seed)
     rng = np.random.default_rng(seed)
@@ -333,7 +333,7 @@ def test_whatever_changes_the_plan_fits_and_is_near_the_best(seed: int) -> None:
 
 
 @pytest.mark.parametrize(("below", "above"), [("dc-0", "europe-2"), ("europe-2", "dc-0"), ("america-3", "europe-0")])
-def test_where_other_weights_do_the_old_trees_stay(below: str, above: str) -> None:
+def test_trees_stay_where_other_weights_suffice(below: str, above: str) -> None:
     network = example("volunteers")
     up = network.up.copy()
     up[network.names.index(below)] *= 0.9
@@ -350,16 +350,16 @@ def test_where_other_weights_do_the_old_trees_stay(below: str, above: str) -> No
     assert replan(again, changed).revision == again.revision
 
 
-def test_while_nothing_is_on_its_way_a_plan_among_few_is_left_for_a_little_more_but_not_for_next_to_nothing() -> None:
+def test_an_idle_swarm_of_few_nodes_replaces_a_plan_for_a_small_gain_but_not_a_tiny_one() -> None:
     network = example("volunteers")
     up = network.up.copy()
     up[network.names.index("europe-2")] *= 0.87
     plan = make_plan(replace(network, up=up))
-    rates = {quiet: replan(plan, network, quiet=quiet).lowest_rate for quiet in (False, True)}
+    rates = {idle: replan(plan, network, idle=idle).lowest_rate for idle in (False, True)}
     best = make_plan(network).lowest_rate
-    assert rates[False] < KEPT_QUIET * best <= rates[True]
+    assert rates[False] < KEEP_MIN_SHARE_IDLE * best <= rates[True]
     for seed in range(8):
-        assert replan(plan, drifted(replace(network, up=up), seed, 0.002), quiet=True).revision == plan.revision
+        assert replan(plan, drifted(replace(network, up=up), seed, 0.002), idle=True).revision == plan.revision
 
 
 def test_one_node_leaving_moves_only_its_own_children() -> None:
@@ -372,7 +372,7 @@ def test_one_node_leaving_moves_only_its_own_children() -> None:
     assert again.revision == plan.revision + 1
 
 
-def test_one_node_joining_hangs_on_as_a_leaf() -> None:
+def test_a_joining_node_becomes_a_leaf() -> None:
     network = from_topology(Topology("a-0", {"a": Region(40, 100)}, host={"a-0": Host(300)}))
     keep = np.ones(network.size, bool)
     keep[network.names.index("a-17")] = False
@@ -382,7 +382,7 @@ def test_one_node_joining_hangs_on_as_a_leaf() -> None:
     assert not again.children[:, again.names.index("a-17")].any()
 
 
-def test_relays_that_turn_out_to_have_more_take_their_part_from_full_ones() -> None:
+def test_relays_with_more_capacity_than_known_take_load_from_full_ones() -> None:
     network = example("lan-12")
     believed = network.up.copy()
     believed[[3, 7]] = 55
@@ -415,7 +415,7 @@ def test_many_nodes_are_planned_for_in_seconds_and_near_the_bound(nodes: int, co
     plan = make_plan(network)
     assert time.process_time() - begin < most
     assert plan.ratio > 0.93
-    assert plan.children.max() <= MOST_CHILDREN
+    assert plan.children.max() <= DEFAULT_MAX_CHILDREN
     assert all(load.load <= load.capacity * (1 + 1e-6) for load in link_loads(plan, network))
 
 

@@ -1,4 +1,4 @@
-"""Real nodes on an emulated WAN find out what it is, within their budgets."""
+"""Real nodes measure an emulated WAN within their probe budgets."""
 
 import pytest
 from emulator_parts import needs_networks
@@ -30,7 +30,7 @@ def wrong(lines: list[Line]) -> list[Line]:
 
 def test_real_nodes_find_rates_and_round_trips_within_their_budgets() -> None:
     with Emulator(WAN, congestion="bbr", seed=5) as network:
-        # On a busy machine some probes come to nothing at first.
+        # On a busy machine some early probes fail.
         for states in watch(network, WAN, 90, "auto"):
             lines = compare(states, WAN)
             if len(lines) == 2 * 5 + 6 * 5 and not wrong(lines):

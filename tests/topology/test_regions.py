@@ -1,4 +1,4 @@
-"""Regions are found from round-trip times as they are measured: with jitter, detours and gaps."""
+"""Regions are found from realistic round-trip times: with jitter, detours and gaps."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_the_order_of_nodes_does_not_matter() -> None:
     assert same(cluster(rtt[np.ix_(order, order)]), cluster(rtt)[order].tolist())
 
 
-def test_a_node_without_any_measurement_is_by_itself() -> None:
+def test_a_node_without_any_measurement_is_a_region_of_its_own() -> None:
     rtt = measured([0, 0, 0, 1, 1, 1, 0], 5)
     rtt[6, :] = rtt[:, 6] = np.nan
     assert cluster(rtt).tolist() == [0, 0, 0, 1, 1, 1, 2]
@@ -106,6 +106,6 @@ def test_regions_are_found_though_each_of_many_nodes_timed_few_others() -> None:
                     1 + 0.2 * rng.random()
                 )
     labels = cluster(rtt)
-    # One or two that timed nobody near them are by themselves; nobody is in a region that is not its own.
+    # One or two nodes that measured no near node are regions of their own; no node is in a wrong region.
     assert len(set(labels.tolist())) <= 10
     assert len(set(zip(labels.tolist(), regions.tolist(), strict=True))) == len(set(labels.tolist()))

@@ -5,17 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from p2psync.protocol.plan import NodePlan, TreePlace
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.node import TrainerNode
 from trainer_parts import KEY, Arrays
+
+from p2psync.protocol.plan import NodePlan, TreePosition
 
 #: Of 32 MiB.
 UNITS = 16 << 20
 
 
 def plan(mbps: float) -> NodePlan:
-    return NodePlan(1, ["an-actor"], [1], [TreePlace(-1, [0], 0, mbps)])
+    return NodePlan(1, ["an-actor"], [1], [TreePosition(-1, [0], 0, mbps)])
 
 
 @pytest.mark.parametrize(("mbps", "chunk"), [(None, 64 << 10), (100, 64 << 10), (1000, 128 << 10)])

@@ -17,7 +17,7 @@ from p2psync.actor.node import ActorConfig
 from p2psync.actor.obstacle import Obstacle
 from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import MisfitError, ModuleError, P2PSyncError, UsageError, WaitTimeoutError
-from p2psync.observe.events import Committed, Event, Fetching, HubAway, HubJoined, Trouble
+from p2psync.observe.events import Committed, Event, Fetching, HubJoined, HubUnreachable, Trouble
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.keys import private_text, public_text
 from p2psync.protocol.versions import Position
@@ -149,7 +149,7 @@ def test_a_timeout_says_what_the_actor_waits_for() -> None:
     obstacle, live = Obstacle("http://hub"), Position(run="0" * 32, epoch=1, version=4, digest=bytes(16))
     committed = Committed(5, "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert obstacle.line(None) == "nothing is live yet; the hub at http://hub has not answered yet"
-    obstacle.hear(HubAway("gone"))
+    obstacle.hear(HubUnreachable("gone"))
     assert obstacle.line(None) == "nothing is live yet; gone"
     obstacle.hear(HubJoined("http://hub"))
     assert obstacle.line(live) == "version 4 is live; the hub at http://hub has announced nothing newer"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from held_parts import names
+from reachable_objects import names
 from version_soak import Reading, Soak, open_files
 
 from p2psync.store.payloads import MAX_OPEN_PAYLOADS

@@ -6,22 +6,22 @@
         network.set_link("eu", "us", rate=10)
         print(network.counters().links["us>eu"])
 
-Real programs over real TCP, with each host's rates, and each region pair's shared rate, delay, loss and buffer. Needs
-root, `ip` and /dev/net/tun, but neither netem nor other queueing disciplines; nothing leaves the namespaces.
+Real programs use real TCP, with each host's rates, and each region pair's shared rate, delay, loss and buffer. Needs
+root, `ip` and /dev/net/tun, but no queueing disciplines such as netem. No packet leaves the namespaces.
 """
 
 from p2psync.topology.emulator import namespaces, runs
 from p2psync.topology.emulator.emulator import Emulator, bring_up, take_down, why_not
 from p2psync.topology.emulator.messages import Counter, Counters
-from p2psync.topology.emulator.network import Network
-from p2psync.topology.emulator.scenario import Outcome, Scenario
+from p2psync.topology.emulator.network import EmulatedNetwork
+from p2psync.topology.emulator.scenario import CommandOutcome, Scenario
 
 __all__ = [
+    "CommandOutcome",
     "Counter",
     "Counters",
+    "EmulatedNetwork",
     "Emulator",
-    "Network",
-    "Outcome",
     "Scenario",
     "bring_up",
     "namespaces",

@@ -1,15 +1,16 @@
 """The packet loop, compiled: from TUN to TUN through up to three stages, each with a rate, a queue, a delay and loss.
 
-No packet waits in a queue of its own. A stage knows when it will have sent what it accepted (`busy`), so a packet's
-times are computed when it comes to a stage, and one heap holds all packets by the time of their next step. Stages cut
-through: the first segment of a super-packet moves on while the rest is still being sent, so a train of segments takes
-as long as its segments would. What costs time is then counted per super-packet, not per segment.
+No stage has a queue of packets. A stage knows when it will have sent everything that it accepted (`busy`), so a
+packet's times are computed when it arrives at the stage, and one heap holds all packets by the time of their next step.
+Stages cut through: the first segment of a super-packet moves on while the rest is still being sent, so that a train of
+segments takes as long as its segments would. The cost is then per super-packet, not per segment.
 
-Super-packets longer than the quantum (in time, on the slowest stage of their way) are split on arrival, so that
-they hold nobody up; one that loses a segment is split around it; one that does not fit into a buffer loses its tail.
+Super-packets longer than the quantum (in time, on the slowest stage of their path) are split on arrival, so that they
+delay no other packet for long; one that loses a segment is split around it; one that does not fit into a buffer loses
+its tail.
 
-All functions that call each other stand in this one file, because numba's cache notices a change of a function's own
-file only.
+All functions that call each other are in this one file, because numba's cache notices changes in a function's own file
+only.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from p2psync.topology.emulator.plane import (
     SMALL,
     SMALL_FREE,
     SMALL_SLOTS,
-    STRANGERS,
+    UNROUTABLE,
     WAKEUPS,
     Plane,
 )
@@ -51,21 +52,22 @@ _VNET = 10
 _NEEDS_CHECKSUM, _GSO_TCP4, _GSO_UDP = 1, 1, 5
 _TCP, _UDP = 6, 17
 _FIN, _SYN, _PSH, _ACK, _CWR = 0x01, 0x02, 0x08, 0x10, 0x80
-#: Super-packets read from one host before the next one has its turn.
-_TURN = 64
-#: Bytes are widened before anything is computed: int() leaves them unsigned, and mixed sums become floats.
+#: Super-packets read from one host before the next host is read.
+_MAX_READS = 64
+#: Bytes are widened before arithmetic: int() leaves them unsigned, and mixed sums become floats.
 _wide: Any = np.int64
-#: Until the next loss where there is none.
+#: Segments until the next loss on a link without losses.
 _NEVER = 1 << 62
 
 
 def _entry(function: _F) -> _F:
-    """What Python calls: kept on disk with all that it calls."""
+    """Compiles a function that Python calls, cached on disk with all that it calls."""
     return cast(_F, numba.njit(nogil=True, cache=True, error_model="numpy", _nrt=False)(function))
 
 
 def _kernel(function: _F) -> _F:
-    """What compiled code calls only, so that it needs no way in from Python, which would take as long to compile."""
+    """Compiles a function that only compiled code calls, without the wrapper for Python, which would double the time to
+    compile."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
     return cast(_F, numba.njit(nogil=True, error_model="numpy", **options)(function))
 
@@ -85,7 +87,7 @@ def _offset(slot: int) -> int:
 
 @_kernel
 def _take(plane: Plane, size: int) -> int:
-    """A slot for `size` bytes with the vnet header, or -1."""
+    """Returns a slot for `size` bytes with the vnet header, or -1."""
     state = plane.state
     if size <= SMALL and state[SMALL_FREE] > 0:
         state[SMALL_FREE] -= 1
@@ -132,7 +134,7 @@ def _push(plane: Plane, slot: int) -> None:
 
 @_kernel
 def _sink(plane: Plane, at: int, slot: int) -> None:
-    """Put a slot at place `at` of the heap, or below it."""
+    """Places a slot at index `at` of the heap, or below it."""
     heap, size = plane.heap, plane.state[HEAP_SIZE]
     while True:
         child = 2 * at + 1
@@ -170,7 +172,7 @@ def _put16(memory: Any, at: int, value: int) -> None:
 
 @_kernel
 def _sum16(memory: Any, at: int, size: int, start: int) -> int:
-    """The ones' complement sum of big-endian 16-bit words, folded but not inverted."""
+    """Returns the ones' complement sum of big-endian 16-bit words, folded but not inverted."""
     total = start
     for i in range(at, at + size, 2):
         total += _get16(memory, i)
@@ -181,7 +183,8 @@ def _sum16(memory: Any, at: int, size: int, start: int) -> int:
 
 @_kernel
 def _rewrite(plane: Plane, slot: int, first: int, count: int, is_last: bool) -> None:
-    """Make the headers of `slot` those of `count` segments from segment `first` of the packet they were copied from."""
+    """Rewrites the headers of `slot` for `count` segments from segment `first` of the packet that it was copied
+    from."""
     memory, packet = plane.memory, plane.packets[slot]
     vnet = _offset(slot)
     ip = vnet + _VNET
@@ -204,7 +207,7 @@ def _rewrite(plane: Plane, slot: int, first: int, count: int, is_last: bool) -> 
     else:
         _put16(memory, transport + 4, size)
         check = transport + 6
-    # The receiver's kernel wants the sum of the pseudo-header, and completes it where it needs to.
+    # The receiver's kernel expects the sum of the pseudo-header, and completes it where needed.
     _put16(memory, check, _sum16(memory, ip + 12, 8, _wide(memory[ip + 9]) + size))
     memory[vnet] = _NEEDS_CHECKSUM
     if count == 1:
@@ -220,7 +223,7 @@ def _rewrite(plane: Plane, slot: int, first: int, count: int, is_last: bool) -> 
 
 @_kernel
 def _piece(plane: Plane, slot: int, first: int, count: int) -> int:
-    """A new packet that is `count` segments from segment `first` on; -1 where there is no memory."""
+    """Returns a new packet with `count` segments from segment `first` on; -1 without memory."""
     packets = plane.packets
     whole = packets[slot]
     begin = first * whole.mss
@@ -240,7 +243,7 @@ def _piece(plane: Plane, slot: int, first: int, count: int) -> int:
 
 @_kernel
 def _shorten(plane: Plane, slot: int, count: int) -> None:
-    """Keep the first `count` segments of a super-packet, fewer than it has."""
+    """Keeps the first `count` segments of a super-packet; fewer than it has."""
     packet = plane.packets[slot]
     packet.length = packet.header + count * packet.mss
     _rewrite(plane, slot, 0, count, False)
@@ -248,7 +251,7 @@ def _shorten(plane: Plane, slot: int, count: int) -> None:
 
 @_kernel
 def _uniform(stage: Any) -> float:
-    """A number in (0, 1] from the stage's own xorshift generator."""
+    """Returns a number in (0, 1] from the stage's own xorshift generator."""
     x = stage.random
     x ^= x >> np.uint64(12)
     x ^= x << np.uint64(25)
@@ -259,7 +262,7 @@ def _uniform(stage: Any) -> float:
 
 @_kernel
 def _draw_loss(stage: Any) -> None:
-    """How many segments get through before the next loss: geometric, as independent losses are."""
+    """Draws how many segments pass before the next loss: geometric, as for independent losses."""
     if stage.loss <= 0.0:
         stage.to_loss = _NEVER
     else:
@@ -268,13 +271,13 @@ def _draw_loss(stage: Any) -> None:
 
 @_kernel
 def _send(plane: Plane, s: int, slot: int, time: int, last: int) -> None:
-    """Have a stage send a packet whose segments reach it from `time` to `last`, or drop what its buffer cannot hold."""
+    """Sends a packet, whose segments reach the stage from `time` to `last`, or drops what its buffer cannot hold."""
     stage, packet = plane.stages[s], plane.packets[slot]
     segment = packet.wire * stage.ns_per_byte / packet.segments
     wait = max(stage.busy - time, 0)
-    room = stage.buffer - wait
-    if wait > 0 and packet.wire * stage.ns_per_byte > room:
-        fit = int(room / segment) if room > 0 else 0
+    free = stage.buffer - wait
+    if wait > 0 and packet.wire * stage.ns_per_byte > free:
+        fit = int(free / segment) if free > 0 else 0
         stage.overflowed += packet.segments - fit
         if fit == 0:
             _free(plane, slot)
@@ -300,7 +303,7 @@ def _send(plane: Plane, s: int, slot: int, time: int, last: int) -> None:
 
 @_kernel
 def _offer(plane: Plane, s: int, slot: int, time: int, last: int) -> None:
-    """A packet reaches a stage: nothing of it, all of it, or what loss leaves of it is sent."""
+    """A packet reaches a stage, which sends it, drops it, or sends what random loss leaves of it."""
     stage, packet = plane.stages[s], plane.packets[slot]
     if stage.cut > 0:
         stage.severed += packet.segments
@@ -329,7 +332,7 @@ def _offer(plane: Plane, s: int, slot: int, time: int, last: int) -> None:
 
 @_kernel
 def _parse(plane: Plane, slot: int, size: int, source: int) -> bool:
-    """Fill in what the headers of a packet just read say. False: not a packet for a host of this network."""
+    """Fills in a packet's fields from its headers. Returns False for a packet to no host of this network."""
     memory, packet = plane.memory, plane.packets[slot]
     vnet = _offset(slot)
     ip = vnet + _VNET
@@ -362,7 +365,7 @@ def _parse(plane: Plane, slot: int, size: int, source: int) -> bool:
 
 @_kernel
 def _is_dialling(plane: Plane, slot: int) -> bool:
-    """Whether a packet asks for a TCP connection."""
+    """Whether a packet requests a TCP connection."""
     memory = plane.memory
     ip = _offset(slot) + _VNET
     flags = memory[ip + 4 * _wide(memory[ip] & 15) + 13]
@@ -371,12 +374,12 @@ def _is_dialling(plane: Plane, slot: int) -> bool:
 
 @_kernel
 def _arrive(plane: Plane, slot: int, time: int) -> None:
-    """A host sent a packet: into its uplink, in pieces that hold up no stage of the way for long."""
+    """Puts a host's packet into its uplink, split so that no stage of its path is occupied for long."""
     packet, stages, hosts = plane.packets[slot], plane.stages, plane.tuns.size
     here, there = plane.region_of[packet.source], plane.region_of[packet.target]
     link = plane.link_of[here, there]
     if link < 0 and here != there:
-        plane.state[STRANGERS] += 1
+        plane.state[UNROUTABLE] += 1
         _free(plane, slot)
         return
     if plane.barred[packet.source, packet.target] and _is_dialling(plane, slot):
@@ -406,16 +409,16 @@ def _arrive(plane: Plane, slot: int, time: int) -> None:
 
 @_kernel
 def _drain(plane: Plane, host: int, time: int) -> None:
-    """Read what a host has sent."""
+    """Reads the packets that a host has sent."""
     slot = _take(plane, LARGE)
-    for _ in range(_TURN):
+    for _ in range(_MAX_READS):
         if slot < 0:
             return
         size = _read(plane.tuns[host], plane.memory_at + _offset(slot), LARGE)
         if size <= 0:
             break
         if not _parse(plane, slot, size, host):
-            plane.state[STRANGERS] += 1
+            plane.state[UNROUTABLE] += 1
             continue
         taken = slot
         if size <= SMALL and plane.state[SMALL_FREE] > 0:
@@ -432,7 +435,7 @@ def _drain(plane: Plane, host: int, time: int) -> None:
 
 @_kernel
 def _step(plane: Plane, slot: int) -> None:
-    """A packet is past a stage: into the next one, or out to the host."""
+    """A packet leaves a stage: it goes into the next one, or out to the host."""
     packet, hosts = plane.packets[slot], plane.tuns.size
     if hosts <= packet.stage < 2 * hosts:
         late = (_now(plane) - packet.due) // LATE_BUCKET
@@ -453,7 +456,8 @@ def _step(plane: Plane, slot: int) -> None:
 
 @_kernel
 def _wait(plane: Plane, count: int, left: int) -> int:
-    """How many of the first `count` descriptors are ready, within `left` nanoseconds (below 0: in the end)."""
+    """Waits up to `left` nanoseconds (below 0: without limit) for the first `count` descriptors; returns how many are
+    ready."""
     timeout = 0
     if left >= 0:
         plane.clock[2], plane.clock[3] = left // 1_000_000_000, left % 1_000_000_000
@@ -463,10 +467,11 @@ def _wait(plane: Plane, count: int, left: int) -> int:
 
 @_entry
 def forward(plane: Plane, watched: int, tick: int) -> int:
-    """Move packets until one of the first `watched` descriptors has something, or a signal came (-1); returns which.
+    """Forwards packets until one of the first `watched` descriptors is readable, or a signal arrived (-1); returns its
+    index.
 
-    tick: nanoseconds that pass at least between two wake-ups, which are what costs most, while there is much to do. A
-    packet may move on half a tick before its time, and is then seen up to a tick too late.
+    tick: least nanoseconds between two wake-ups, which cost most, while the load is high. A packet may move on half a
+    tick early, and appear up to a tick late.
     """
     polls, state = plane.polls, plane.state
     awake, busy = _now(plane), False
@@ -485,7 +490,7 @@ def forward(plane: Plane, watched: int, tick: int) -> int:
             return -1
         state[WAKEUPS] += 1
         time = _now(plane)
-        # Where there is little to do, a second sleep between two wake-ups would only cost.
+        # At low load, a second sleep between two wake-ups would only cost time.
         busy = time < awake + 2 * tick
         awake = time
         if ready == 0:
@@ -503,7 +508,7 @@ def forward(plane: Plane, watched: int, tick: int) -> int:
 
 @_entry
 def retune(plane: Plane, s: int, ns_per_byte: float, delay: int, loss: float) -> None:
-    """Change a stage. What waits in it is sent at the new rate; what is on its way keeps its delay."""
+    """Changes a stage. Its queue is sent at the new rate; packets past the queue keep their delay."""
     stage, state = plane.stages[s], plane.state
     time = _now(plane)
     if ns_per_byte != stage.ns_per_byte and stage.ns_per_byte > 0.0:

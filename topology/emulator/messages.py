@@ -1,21 +1,21 @@
-"""What is said to a router: its configuration, requests while it runs, and its counters."""
+"""The messages to a router: its configuration, requests while it runs, and its counters."""
 
 from __future__ import annotations
 
 import msgspec
 
-from p2psync.topology.emulator.layout import Layout
+from p2psync.topology.emulator.layout import RouterLayout
 
 
-class Config(msgspec.Struct, frozen=True):
+class RouterConfig(msgspec.Struct, frozen=True):
     """The first line on a router's standard input.
 
-    congestion: the hosts' TCP congestion control, or "" for the kernel's choice. quantum_us: how long one super-packet
-    may hold the slowest stage of its way. tick_us: how long the router sleeps at least, and so the error of a packet's
-    time; longer costs less CPU. detached: live on when standard input ends.
+    congestion: the hosts' TCP congestion control, or "" for the kernel's default. quantum_us: how long one super-packet
+    may occupy the slowest stage of its path. tick_us: the router's least sleep, and so the error of a packet's time; a
+    longer tick costs less CPU. detached: whether the router outlives its standard input.
     """
 
-    layout: Layout
+    layout: RouterLayout
     file: str = ""
     congestion: str = ""
     seed: int = 0
@@ -24,8 +24,8 @@ class Config(msgspec.Struct, frozen=True):
     detached: bool = False
 
 
-class Change(msgspec.Struct, frozen=True, tag=True):
-    """Change one stage; None: as it is. rate: Mbit/s."""
+class StageChange(msgspec.Struct, frozen=True, tag=True):
+    """Changes one stage; None: unchanged. rate: Mbit/s."""
 
     stage: str
     rate: float | None = None
@@ -35,28 +35,28 @@ class Change(msgspec.Struct, frozen=True, tag=True):
     cut: bool | None = None
 
 
-class Changes(msgspec.Struct, frozen=True, tag=True):
-    """Change several stages at one moment."""
+class StageChanges(msgspec.Struct, frozen=True, tag=True):
+    """Changes several stages at the same time."""
 
-    changes: list[Change]
-
-
-class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Ask for the counters."""
+    changes: list[StageChange]
 
 
-class Stop(msgspec.Struct, frozen=True, tag=True):
-    """End the network."""
+class ReadCounters(msgspec.Struct, frozen=True, tag=True):
+    """Requests the counters."""
 
 
-Request = Changes | Ask | Stop
+class StopRouter(msgspec.Struct, frozen=True, tag=True):
+    """Ends the network."""
+
+
+RouterRequest = StageChanges | ReadCounters | StopRouter
 
 
 class Counter(msgspec.Struct, frozen=True):
-    """What went through one direction of a link, and what did not. bytes: of IP packets, headers included.
+    """The counters of one direction of a link. bytes: of IP packets, headers included.
 
-    packets, bytes: sent. lost: packets lost at random. overflowed: packets that found the buffer full. severed: packets
-    that came while the link was cut. queue_peak: the most bytes that ever waited.
+    packets, bytes: sent. lost: lost at random. overflowed: dropped by a full buffer. severed: dropped while the link
+    was cut. queue_peak: the most bytes that were ever queued.
     """
 
     packets: int
@@ -68,18 +68,18 @@ class Counter(msgspec.Struct, frozen=True):
 
     @property
     def offered(self) -> int:
-        """Packets that came to the link."""
+        """Packets that arrived at the link."""
         return self.packets + self.lost + self.overflowed + self.severed
 
 
 class Counters(msgspec.Struct, frozen=True):
     """All counters of a network since it came up.
 
-    links: by name, `eu>us`, `eu-0 up`, `eu-0 down`. unroutable: packets for nobody, or for a region without a link.
-    barred: connections asked for by a host that cannot dial the other.
-    refused: packets that a host's kernel did not take. no_memory: packets that the router had no memory for. delivered:
-    super-packets. late_ms_p50, late_ms_p99, late_ms_max: how much later than computed they were delivered, on which a
-    loaded machine shows. cpu_seconds: what the router has used.
+    links: by name, `eu>us`, `eu-0 up`, `eu-0 down`. unroutable: packets to an unknown address, or to a region without a
+    link. barred: connection attempts of a host that cannot dial the other. refused: packets that a host's kernel did
+    not accept. no_memory: packets for which the router had no memory. delivered: super-packets. late_ms_p50,
+    late_ms_p99, late_ms_max: delay of deliveries beyond the computed time, which grows on a loaded machine.
+    cpu_seconds: of the router.
     """
 
     links: dict[str, Counter]

@@ -1,4 +1,4 @@
-"""Network namespaces and their TUN devices: made, entered, searched for processes, and removed.
+"""Network namespaces and their TUN devices: creates, enters and removes them, and finds their processes.
 
 Everything here needs root. Names are those of `ip netns`, so that its tools work on them.
 """
@@ -20,8 +20,8 @@ from pathlib import Path
 
 from p2psync.errors import P2PSyncError
 
-PLACE = Path("/run/netns")
-#: The device of every host.
+NETNS_DIRECTORY = Path("/run/netns")
+#: The TUN device's name in every namespace.
 DEVICE = "wan0"
 _TUN = Path("/dev/net/tun")
 
@@ -31,16 +31,16 @@ _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 _CSUM, _TSO4, _TSO_ECN, _USO4, _USO6 = 0x01, 0x02, 0x08, 0x20, 0x40
 _SIOCSIFADDR, _SIOCSIFNETMASK, _SIOCGIFFLAGS, _SIOCSIFFLAGS, _SIOCSIFTXQLEN = 0x8916, 0x891C, 0x8913, 0x8914, 0x8943
 _IFF_UP = 1
-#: Super-packets that may wait for the router: it reads far sooner, and a drop here would be nobody's link.
-_DEVICE_QUEUE = 2000
-#: A namespace goes once its processes are gone: how long they may take to die.
-_PATIENCE = 5.0
+#: Length of the device's queue, in super-packets: the router reads far sooner, and a drop here would belong to no link.
+_DEVICE_QUEUE_PACKETS = 2000
+#: Seconds for killed processes to end, before a namespace is removed.
+_KILL_WAIT_SECONDS = 5.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def missing() -> str | None:
-    """Why no network can be emulated here, in one line; None if nothing is known to be in the way."""
+    """Returns why no network can be emulated here, in one line; None if no obstacle is known."""
     if os.geteuid() != 0:
         return "emulating a network makes namespaces and TUN devices, and needs root: run it with sudo"
     if shutil.which("ip") is None:
@@ -51,20 +51,20 @@ def missing() -> str | None:
 
 
 def add(names: Iterable[str]) -> None:
-    """Make namespaces. Raises `P2PSyncError`."""
+    """Creates namespaces. Raises `P2PSyncError`."""
     _ip_batch(f"netns add {name}" for name in names)
 
 
 def remove(names: Iterable[str]) -> None:
-    """Kill what runs in namespaces and remove those that there are. Raises `P2PSyncError`."""
-    there = [name for name in names if (PLACE / name).exists()]
+    """Kills the processes in namespaces and removes those that exist. Raises `P2PSyncError`."""
+    there = [name for name in names if (NETNS_DIRECTORY / name).exists()]
     kill(there)
     _ip_batch(f"netns del {name}" for name in there)
 
 
 def existing(prefix: str) -> list[str]:
-    """Names of namespaces that begin like this."""
-    return sorted(path.name for path in PLACE.glob(f"{prefix}*")) if PLACE.is_dir() else []
+    """Returns the names of namespaces with this prefix."""
+    return sorted(path.name for path in NETNS_DIRECTORY.glob(f"{prefix}*")) if NETNS_DIRECTORY.is_dir() else []
 
 
 def _ip_batch(lines: Iterable[str]) -> None:
@@ -78,11 +78,11 @@ def _ip_batch(lines: Iterable[str]) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """This thread's network is that of a namespace meanwhile: sockets made now stay in it. Raises `P2PSyncError`."""
+    """Moves this thread into a namespace for the `with` block: sockets made in it stay there. Raises `P2PSyncError`."""
     own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         try:
-            there = os.open(PLACE / name, os.O_RDONLY | os.O_CLOEXEC)
+            there = os.open(NETNS_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             raise P2PSyncError(f"the namespace {name} is gone: bring the network up again") from None
         try:
@@ -103,9 +103,9 @@ def _enter(descriptor: int) -> None:
 
 
 def open_tun(address: str, mask: str) -> int:
-    """A TUN device with an address, up, in the namespace that this thread is in. Raises `P2PSyncError`.
+    """Opens a TUN device with an address, up, in this thread's namespace. Raises `P2PSyncError`.
 
-    The descriptor does not block; packets come with a virtio_net_hdr, and as super-packets of up to 64 KiB.
+    The descriptor is non-blocking; packets have a virtio_net_hdr, and arrive as super-packets of up to 64 KiB.
     """
     try:
         tun = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -113,13 +113,13 @@ def open_tun(address: str, mask: str) -> int:
         offload = _CSUM | _TSO4 | _TSO_ECN
         with suppress(OSError):
             fcntl.ioctl(tun, _TUNSETOFFLOAD, offload)
-            # Kernels before 6.2 cannot leave UDP super-packets whole.
+            # Kernels before 6.2 cannot pass UDP super-packets.
             fcntl.ioctl(tun, _TUNSETOFFLOAD, offload | _USO4 | _USO6)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
             for request, value in ((_SIOCSIFADDR, address), (_SIOCSIFNETMASK, mask)):
                 packed = struct.pack("16sHH4s8x", DEVICE.encode(), socket.AF_INET, 0, socket.inet_aton(value))
                 fcntl.ioctl(control, request, packed)
-            fcntl.ioctl(control, _SIOCSIFTXQLEN, struct.pack("16si20x", DEVICE.encode(), _DEVICE_QUEUE))
+            fcntl.ioctl(control, _SIOCSIFTXQLEN, struct.pack("16si20x", DEVICE.encode(), _DEVICE_QUEUE_PACKETS))
             for device in ("lo", DEVICE):
                 flags = fcntl.ioctl(control, _SIOCGIFFLAGS, struct.pack("16sH22x", device.encode(), 0))
                 up = struct.unpack("16sH22x", flags)[1] | _IFF_UP
@@ -130,7 +130,7 @@ def open_tun(address: str, mask: str) -> int:
 
 
 def set_kernel(values: dict[str, str]) -> None:
-    """Set sysctls below /proc/sys/net/ of the namespace that this thread is in. Raises `P2PSyncError`."""
+    """Sets sysctls below /proc/sys/net/ in this thread's namespace. Raises `P2PSyncError`."""
     for name, value in values.items():
         try:
             (Path("/proc/sys/net") / name).write_text(value)
@@ -143,9 +143,9 @@ _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
 def choose_congestion(names: Iterable[str], control: str) -> None:
-    """Set the TCP congestion control of namespaces. Raises `P2PSyncError` where the kernel lacks it or refuses.
+    """Sets the TCP congestion control of namespaces. Raises `P2PSyncError` where the kernel lacks it or refuses.
 
-    Namespaces may only use what the machine allows to users without privileges: this adds it meanwhile.
+    Namespaces may use only what the machine allows to unprivileged users: this adds it for the moment.
     """
     text = None
     try:
@@ -168,11 +168,11 @@ def choose_congestion(names: Iterable[str], control: str) -> None:
 
 
 def processes(names: Iterable[str]) -> list[int]:
-    """Processes in namespaces."""
+    """Returns the processes in namespaces."""
     wanted = set()
     for name in names:
         with suppress(OSError):
-            wanted.add((PLACE / name).stat().st_ino)
+            wanted.add((NETNS_DIRECTORY / name).stat().st_ino)
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -183,8 +183,8 @@ def processes(names: Iterable[str]) -> list[int]:
 
 
 def kill(names: list[str]) -> None:
-    """Kill -9 every process in namespaces, and wait until they are gone. Raises `P2PSyncError`."""
-    deadline = time.monotonic() + _PATIENCE
+    """Kills (-9) every process in namespaces, and waits until they are gone. Raises `P2PSyncError`."""
+    deadline = time.monotonic() + _KILL_WAIT_SECONDS
     while names and (pids := [pid for pid in processes(names) if not _is_dead(pid)]):
         if time.monotonic() > deadline:
             raise P2PSyncError(f"processes {pids} do not die; the network stays until they have")
@@ -195,7 +195,7 @@ def kill(names: list[str]) -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Gone, or a zombie: waiting for its parent only."""
+    """Whether a process is gone, or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

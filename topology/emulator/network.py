@@ -1,4 +1,4 @@
-"""An emulated network in use: commands in its hosts, its links changed and cut, its counters."""
+"""Controls an emulated network: runs commands in its hosts, changes and cuts its links, reads its counters."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import namespaces, runs
-from p2psync.topology.emulator.layout import Layout, Stage
-from p2psync.topology.emulator.messages import Ask, Change, Changes, Counters, Stop
+from p2psync.topology.emulator.layout import LinkStage, RouterLayout
+from p2psync.topology.emulator.messages import Counters, ReadCounters, StageChange, StageChanges, StopRouter
 
 
-class Network:
-    """A network that is up. Everything raises `P2PSyncError` once it is not, and for names that it does not have."""
+class EmulatedNetwork:
+    """A network that is up. Every method raises `P2PSyncError` once it is not, and for unknown names."""
 
-    def __init__(self, state: runs.RunState) -> None:
+    def __init__(self, state: runs.EmulatedRun) -> None:
         self.state = state
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RouterLayout:
         """Its hosts and links, as they were when it came up."""
         return self.state.layout
 
@@ -41,30 +41,30 @@ class Network:
         return self.state.namespace(host)
 
     def inside(self, host: str) -> AbstractContextManager[None]:
-        """The calling thread is in a host's network meanwhile; sockets made then stay there."""
+        """Moves the calling thread into a host's network for the `with` block; sockets made in it stay there."""
         return namespaces.inside(self.namespace(host))
 
     def environment(self, host: str) -> dict[str, str]:
-        """What a host's commands learn from their environment, beside ours."""
-        spread = self.layout
+        """Returns the environment variables that a host's commands get in addition."""
+        layout = self.layout
         return {
             "WAN_HOST": host,
-            "WAN_REGION": spread.hosts[spread.number(host)][1],
-            "WAN_ADDRESS": spread.address(host),
-            "WAN_TRAINER": spread.address(spread.trainer),
+            "WAN_REGION": layout.hosts[layout.number(host)][1],
+            "WAN_ADDRESS": layout.address(host),
+            "WAN_TRAINER": layout.address(layout.trainer),
         }
 
     def run(
         self, host: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command in a host's network. options: those of `subprocess.Popen`. Raises `OSError` as that does."""
+        """Starts a command in a host's network. options: those of `subprocess.Popen`. Raises `OSError` like it."""
         whole = {**(os.environ if env is None else env), **self.environment(host)}
-        # A child is born into its parent's network: by the time it can be seen, it can be found there and killed.
+        # A child starts in its parent's network: as soon as it exists, it can be found there and killed.
         with self.inside(host):
             return subprocess.Popen(argv, env=whole, **options)
 
     def kill(self, host: str) -> None:
-        """Kill -9 of all processes of a host, and wait until they are gone."""
+        """Kills (-9) all processes of a host, and waits until they are gone."""
         namespaces.kill([self.namespace(host)])
 
     def set_link(
@@ -78,10 +78,10 @@ class Network:
         buffer_ms: float | None = None,
         one_way: bool = False,
     ) -> None:
-        """Change the link between two regions, or only its direction from a to b. rate: Mbit/s."""
+        """Changes the link between two regions, or only its direction from a to b. rate: Mbit/s."""
         _check(rate, delay_ms, loss, buffer_ms)
         stages = self.layout.between(a, b, one_way)
-        self._change(Change(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
+        self._change(StageChange(s.name, rate, delay_ms, loss, buffer_ms) for s in stages)
 
     def set_host(
         self,
@@ -92,46 +92,48 @@ class Network:
         delay_ms: float | None = None,
         loss: float | None = None,
     ) -> None:
-        """Change a host's own links. up, down: Mbit/s. delay_ms, loss: of each of the two."""
+        """Changes a host's own links. up, down: Mbit/s. delay_ms, loss: of each of the two."""
         for rate in (up, down):
             _check(rate, delay_ms, loss, None)
         uplink, downlink = self.layout.of_host(host)
-        self._change([Change(uplink.name, up, delay_ms, loss), Change(downlink.name, down, delay_ms, loss)])
+        self._change([StageChange(uplink.name, up, delay_ms, loss), StageChange(downlink.name, down, delay_ms, loss)])
 
     def cut(self, a: str, b: str | None = None, *, one_way: bool = False) -> None:
-        """Let nothing through any more: between two regions; or to and from a host; or into and out of a region."""
-        self._change(Change(stage.name, cut=True) for stage in self._stages(a, b, one_way))
+        """Blocks all packets: between two regions; or to and from a host; or into and out of a region."""
+        self._change(StageChange(stage.name, cut=True) for stage in self._stages(a, b, one_way))
 
     def partition(self, regions: Iterable[str]) -> None:
-        """Cut all links between these regions and the rest."""
+        """Cuts all links between these regions and the rest."""
         ours = list(regions)
         rest = {region for region in self.layout.regions if region not in ours}
-        self._change(Change(stage.name, cut=True) for region in ours for stage in self.layout.of_region(region, rest))
+        self._change(
+            StageChange(stage.name, cut=True) for region in ours for stage in self.layout.of_region(region, rest)
+        )
 
     def restore(self, a: str | None = None, b: str | None = None) -> None:
-        """Make links what the topology says, and whole: those that `cut` would cut, or all there are."""
+        """Resets links to the topology's figures and reconnects them: those that `cut` would cut, or all."""
         stages = self.layout.stages if a is None else self._stages(a, b, False)
-        self._change(Change(s.name, s.rate, s.delay_ms, s.loss, s.buffer_ms, cut=False) for s in stages)
+        self._change(StageChange(s.name, s.rate, s.delay_ms, s.loss, s.buffer_ms, cut=False) for s in stages)
 
     def counters(self) -> Counters:
-        """What went over every link, and what did not, since the network came up."""
-        return msgspec.json.decode(self._ask(Ask()), type=Counters)
+        """Returns the counters of every link since the network came up."""
+        return msgspec.json.decode(self._ask(ReadCounters()), type=Counters)
 
     def stop(self) -> None:
-        """End the network: kill what runs in it, and remove it."""
-        # It answers by going.
+        """Ends the network: kills its processes, and removes it."""
+        # The router ends without a reply.
         with suppress(P2PSyncError):
-            runs.ask(self.state.run, Stop())
+            runs.ask(self.state.run, StopRouter())
 
-    def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[Stage]:
+    def _stages(self, a: str, b: str | None, one_way: bool) -> Sequence[LinkStage]:
         if b is not None:
             return self.layout.between(a, b, one_way)
         return self.layout.of_region(a) if a in self.layout.regions else self.layout.of_host(a)
 
-    def _change(self, changes: Iterable[Change]) -> None:
-        self._ask(Changes(list(changes)))
+    def _change(self, changes: Iterable[StageChange]) -> None:
+        self._ask(StageChanges(list(changes)))
 
-    def _ask(self, request: Changes | Ask) -> bytes:
+    def _ask(self, request: StageChanges | ReadCounters) -> bytes:
         return runs.ask(self.state.run, request)
 
 

@@ -1,9 +1,9 @@
-"""The packet loop's memory: links, packets on their way, and where they are kept; arrays only.
+"""The packet loop's memory: link stages, packets in flight, and their buffers; arrays only.
 
 A *stage* is one direction of one link: a host's uplink, a host's downlink, or a region pair's link one way. With H
 hosts, stage h is host h's uplink, stage H + h its downlink, and those from 2 H on are between regions. Times are
-nanoseconds of the monotonic clock; sizes are bytes of IP packets as they would be on the wire, so that a super-packet
-of n segments counts n headers.
+nanoseconds of the monotonic clock; sizes are bytes of IP packets on the wire, so that a super-packet of n segments
+counts n headers.
 """
 
 from __future__ import annotations
@@ -52,19 +52,20 @@ PACKET = np.dtype(
     align=True,
 )
 
-#: Most of the packets are acknowledgements or single segments; the rest may have 64 KiB. Both with their vnet header.
+#: Slot sizes: most packets are acknowledgements or single segments, the others up to 64 KiB; both with their vnet
+#: header.
 SMALL, LARGE = 2048, 66 * 1024
-#: Memory for so many packets at once. Only what is used is ever touched, and the last one freed is used first.
+#: Number of slots of each size. Pages are touched only when used, and the slot freed last is used first.
 SMALL_SLOTS, LARGE_SLOTS = 65_536, 8_192
 
-#: Places in `Plane.state`.
-HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, STRANGERS, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS, BARRED = range(10)
-#: `Plane.late` counts deliveries by how late they were: buckets of this many nanoseconds, the last one for the rest.
+#: Indices into `Plane.state`.
+HEAP_SIZE, SMALL_FREE, LARGE_FREE, ORDER, UNROUTABLE, REFUSED, NO_MEMORY, DELIVERED, WAKEUPS, BARRED = range(10)
+#: `Plane.late` counts deliveries by lateness: buckets of this many nanoseconds, the last one for all longer times.
 LATE_BUCKET, LATE_BUCKETS = 10_000, 1_000
 
 
 class Plane(NamedTuple):
-    """Everything the packet loop works on."""
+    """The arrays that the packet loop works on."""
 
     memory: NDArray[np.uint8]
     memory_at: int
@@ -95,12 +96,12 @@ def make_plane(
     watched: list[int],
     quantum: int,
 ) -> Plane:
-    """An empty plane. watched: descriptors that are not ours to read; tuns: one of each host, in order.
+    """Returns an empty plane. watched: descriptors that the loop polls but does not read. tuns: one per host, in order.
 
     barred[i, j]: whether host i cannot open connections to host j.
     """
     slots = SMALL_SLOTS + LARGE_SLOTS
-    # Not numpy's own memory: that asks for huge pages, and a packet here and there would touch two megabytes each.
+    # mmap rather than numpy's allocation, which uses huge pages: scattered packets would touch two megabytes each.
     memory = np.frombuffer(mmap.mmap(-1, SMALL_SLOTS * SMALL + LARGE_SLOTS * LARGE), np.uint8)
     polls = np.zeros((len(watched) + len(tuns), 2), np.int32)
     polls[:, 0] = watched + tuns

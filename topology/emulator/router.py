@@ -2,9 +2,9 @@
 
     python -m p2psync.topology.emulator.router
 
-It makes the namespaces, holds their TUN devices, moves packets until it is told to stop, or standard input ends, or a
-signal comes, and then removes everything that it made. Killed, it leaves namespaces without devices behind, which the
-next network to come up, or to go down, removes.
+It creates the namespaces, holds their TUN devices, forwards packets until it is stopped, standard input ends or a
+signal arrives, and then removes everything that it created. If it is killed, namespaces without devices remain; the
+next network that comes up or goes down removes them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import layout, loop, messages, namespaces, plane, runs
 
 _PR_SET_TIMERSLACK = 29
-#: Above everything that is not a kernel thread: a packet's time must not depend on who else wants to compute.
+#: Real-time priority above all user processes: a packet's time must not depend on other load.
 _PRIORITY = 50
-#: A client that connects has its request ready; the packets do not wait for one that has not.
-_CLIENT_PATIENCE = 0.05
-_LONGEST = 1 << 20
+#: Seconds for a connected client to send its request; packets do not wait for a slow one.
+_CLIENT_WAIT_SECONDS = 0.05
+_MAX_REQUEST_BYTES = 1 << 20
 _KERNEL = {
     "ipv6/conf/all/disable_ipv6": "1",
-    # A long way at a high rate needs large windows, and nothing is to be remembered from one run for the next.
+    # A long path at a high rate needs large windows, and no run may inherit metrics of an earlier one.
     "ipv4/tcp_rmem": "4096 131072 67108864",
     "ipv4/tcp_wmem": "4096 65536 67108864",
     "ipv4/tcp_no_metrics_save": "1",
@@ -46,7 +46,7 @@ _KERNEL = {
 class Router:
     """A network that is up, and its control socket."""
 
-    def __init__(self, config: messages.Config, run: str) -> None:
+    def __init__(self, config: messages.RouterConfig, run: str) -> None:
         self._config, self._run = config, run
         self._numbers = {stage.name: i for i, stage in enumerate(config.layout.stages)}
         self._buffer_ms = [stage.buffer_ms for stage in config.layout.stages]
@@ -56,7 +56,7 @@ class Router:
         signal.set_wakeup_fd(waker)
         leash = -1 if config.detached else sys.stdin.fileno()
         self._plane = self._make_plane([self._listener.fileno(), leash, self._wake])
-        # The first call compiles, or loads what was compiled; it comes back at once.
+        # The first call compiles the loop, or loads it from the cache; it returns at once.
         os.write(waker, b"\0")
         loop.forward(self._plane, 3, 0)
         os.read(self._wake, 1)
@@ -70,7 +70,7 @@ class Router:
         barred[tuple(np.array(spread.barred, np.int64).reshape(-1, 2).T)] = 1
         quantum = self._config.quantum_us * 1000
         made = plane.make_plane(regions, links, barred, len(spread.stages), tuns, watched, quantum)
-        # Never 0, where xorshift would stay.
+        # Not 0, a fixed point of xorshift.
         made.stages["random"] = np.random.default_rng(self._config.seed).integers(1, 2**63, len(spread.stages))
         for number, stage in enumerate(spread.stages):
             loop.retune(made, number, 8000 / stage.rate, int(stage.delay_ms * 1e6), stage.loss)
@@ -83,12 +83,12 @@ class Router:
             return namespaces.open_tun(layout.address_of(number), layout.MASK)
 
     def listen(self) -> None:
-        """Be there for requests."""
+        """Opens the control socket."""
         self._listener.bind(str(runs.folder_of(self._run) / "control"))
         self._listener.listen(64)
 
     def serve(self) -> None:
-        """Move packets and answer requests until it is time to stop."""
+        """Forwards packets and answers requests until the network must stop."""
         while True:
             which = loop.forward(self._plane, 3, self._config.tick_us * 1000)
             if which == 0:
@@ -98,29 +98,29 @@ class Router:
                 return
 
     def _answer(self) -> bool:
-        """Answer one client; whether it told us to stop."""
+        """Answers one client; returns whether it asked to stop."""
         with suppress(OSError):
             client, _ = self._listener.accept()
             with client:
-                client.settimeout(_CLIENT_PATIENCE)
-                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LONGEST)
+                client.settimeout(_CLIENT_WAIT_SECONDS)
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MAX_REQUEST_BYTES)
                 try:
-                    request = msgspec.json.decode(client.recv(_LONGEST), type=messages.Request)
-                    if isinstance(request, messages.Stop):
+                    request = msgspec.json.decode(client.recv(_MAX_REQUEST_BYTES), type=messages.RouterRequest)
+                    if isinstance(request, messages.StopRouter):
                         return True
                     client.send(self._do(request))
                 except (P2PSyncError, msgspec.MsgspecError) as error:
                     client.send(f"!{error}".encode())
         return False
 
-    def _do(self, request: messages.Changes | messages.Ask) -> bytes:
-        if isinstance(request, messages.Ask):
+    def _do(self, request: messages.StageChanges | messages.ReadCounters) -> bytes:
+        if isinstance(request, messages.ReadCounters):
             return msgspec.json.encode(self._counters())
         for change in request.changes:
             self._change(change)
         return b"{}"
 
-    def _change(self, change: messages.Change) -> None:
+    def _change(self, change: messages.StageChange) -> None:
         number = self._numbers.get(change.stage, -1)
         if number < 0:
             raise P2PSyncError(f"there is no link named {change.stage!r}")
@@ -148,7 +148,7 @@ class Router:
 
         return messages.Counters(
             links=links,
-            unroutable=int(state[plane.STRANGERS]),
+            unroutable=int(state[plane.UNROUTABLE]),
             barred=int(state[plane.BARRED]),
             refused=int(state[plane.REFUSED]),
             no_memory=int(state[plane.NO_MEMORY]),
@@ -162,12 +162,12 @@ class Router:
 
 
 def _buffer(stage: Any, milliseconds: float) -> int:
-    """A stage's buffer in nanoseconds."""
-    return int(max(milliseconds * 1e6, layout.LEAST_BUFFER_BYTES * stage["ns_per_byte"]))
+    """Returns a stage's buffer in nanoseconds."""
+    return int(max(milliseconds * 1e6, layout.MIN_BUFFER_BYTES * stage["ns_per_byte"]))
 
 
-def _go_first() -> bool:
-    """Ask for timers without slack and for real-time priority; whether it was granted."""
+def _request_realtime() -> bool:
+    """Requests timers without slack and real-time priority; returns whether the latter was granted."""
     ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
     try:
         os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
@@ -179,9 +179,9 @@ def _go_first() -> bool:
 
 
 @contextmanager
-def _network(config: messages.Config) -> Iterator[str]:
-    """The namespaces of a new run, which are removed afterwards."""
-    # What cannot be removed now is nothing to us.
+def _network(config: messages.RouterConfig) -> Iterator[str]:
+    """Creates the namespaces of a new run, and removes them afterwards."""
+    # Leftovers that cannot be removed now do not matter here.
     with suppress(P2PSyncError):
         runs.sweep()
     run, lock = runs.claim()
@@ -198,14 +198,14 @@ def _network(config: messages.Config) -> Iterator[str]:
 
 
 def main() -> None:
-    """Read the configuration, say on standard output what came of it, serve."""
+    """Reads the configuration, reports the outcome on standard output, serves."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    config = msgspec.json.decode(_first_line(), type=messages.Config)
+    config = msgspec.json.decode(_first_line(), type=messages.RouterConfig)
     try:
         with _network(config) as run:
             router = Router(config, run)
-            state = runs.RunState(run, config.file, os.getpid(), _go_first(), config.layout)
+            state = runs.EmulatedRun(run, config.file, os.getpid(), _request_realtime(), config.layout)
             router.listen()
             (runs.folder_of(run) / "state.json").write_bytes(msgspec.json.encode(state))
             print(msgspec.json.encode(state).decode(), flush=True)
@@ -220,7 +220,7 @@ def main() -> None:
 
 
 def _first_line() -> bytes:
-    """Up to the end of the line, and not a byte further: what comes later is watched for."""
+    """Reads up to the end of the line and not a byte further, because the loop polls standard input."""
     line = bytearray()
     while not line.endswith(b"\n"):
         select.select([0], [], [])

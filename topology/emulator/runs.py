@@ -1,7 +1,7 @@
-"""Which emulated networks there are on this machine, and what is left of those that were killed.
+"""The emulated networks of this machine, and the leftovers of killed ones.
 
-Every network has a folder with a lock that its router holds while it lives, whatever ends it; so a folder whose lock
-is free is a leftover, and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
+Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free is a leftover,
+and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
 """
 
 from __future__ import annotations
@@ -19,42 +19,43 @@ import msgspec
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import namespaces
-from p2psync.topology.emulator.layout import Layout
+from p2psync.topology.emulator.layout import RouterLayout
 
 PLACE = Path("/run/p2psync-wan")
 _PREFIX = "p2w-"
-_LONGEST_ANSWER = 1 << 20
-#: How often a living router is asked for an answer.
+_MAX_ANSWER_BYTES = 1 << 20
+#: Attempts to get a reply from a live router.
 _ASK_TIMES = 5
 
 
-class RunState(msgspec.Struct, frozen=True):
-    """What a router tells about itself once its network is up. file: the topology's, where `wan up` made it."""
+class EmulatedRun(msgspec.Struct, frozen=True):
+    """What a router reports once its network is up. file: the topology's, if `wan up` made the network."""
 
     run: str
     file: str
     router: int
     realtime: bool
-    layout: Layout
+    layout: RouterLayout
 
     def namespace(self, host: str) -> str:
-        """The name of a host's namespace. Raises `P2PSyncError` for what is no host."""
+        """Returns the name of a host's namespace. Raises `P2PSyncError` for an unknown host."""
         self.layout.number(host)
         return f"{prefix_of(self.run)}{host}"
 
 
 def prefix_of(run: str) -> str:
-    """What the names of all namespaces of a run begin with."""
+    """Returns the common prefix of a run's namespaces."""
     return f"{_PREFIX}{run}-"
 
 
 def folder_of(run: str) -> Path:
-    """Where a run's lock, state and control socket are."""
+    """Returns the folder of a run's lock, state and control socket."""
     return PLACE / run
 
 
 def claim() -> tuple[str, int]:
-    """A new run and its lock, held until the descriptor is closed or the process ends. Raises `P2PSyncError`."""
+    """Returns a new run and its lock, held until the descriptor is closed or the process ends. Raises
+    `P2PSyncError`."""
     with all_runs():
         run = secrets.token_hex(4)
         folder_of(run).mkdir(mode=0o700)
@@ -64,7 +65,7 @@ def claim() -> tuple[str, int]:
 
 
 def sweep() -> list[str]:
-    """Remove what killed runs left behind; their names. Raises `P2PSyncError`."""
+    """Removes the leftovers of killed runs; returns their names. Raises `P2PSyncError`."""
     with all_runs():
         dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not is_alive(path.name)]
         for run in dead:
@@ -73,62 +74,62 @@ def sweep() -> list[str]:
 
 
 def clear(run: str) -> None:
-    """Remove a run's processes, namespaces and folder. Raises `P2PSyncError`."""
+    """Removes a run's processes, namespaces and folder. Raises `P2PSyncError`."""
     namespaces.remove(namespaces.existing(prefix_of(run)))
     shutil.rmtree(folder_of(run), ignore_errors=True)
 
 
-def living() -> list[RunState]:
-    """The networks that are up."""
+def living() -> list[EmulatedRun]:
+    """Returns the networks that are up."""
     found = []
     for path in sorted(PLACE.glob("*/state.json")):
         with suppress(OSError, msgspec.MsgspecError):
             if is_alive(path.parent.name):
-                found.append(msgspec.json.decode(path.read_bytes(), type=RunState))
+                found.append(msgspec.json.decode(path.read_bytes(), type=EmulatedRun))
     return found
 
 
-def find(file: Path) -> RunState | None:
-    """The network that `wan up` made of a file, if it is up."""
+def find(file: Path) -> EmulatedRun | None:
+    """Returns the network that `wan up` made from a file, None if it is not up."""
     return next((state for state in living() if state.file == str(file.resolve())), None)
 
 
 def ask(run: str, request: object) -> bytes:
-    """Send a request to a run's router; its answer. Raises `P2PSyncError` where it is gone or refuses.
+    """Sends a request to a run's router; returns its reply. Raises `P2PSyncError` if the router is gone or refuses.
 
-    The router waits for nobody: who connects and then is not scheduled for a while asks again.
+    The router does not wait: a client that connects and is then not scheduled for a while sends its request again.
     """
     for _ in range(_ASK_TIMES):
         answer = _ask(run, request)
         if answer or not is_alive(run):
             break
     if not answer:
-        raise has_died()
+        raise network_gone()
     if answer.startswith(b"!"):
         raise P2PSyncError(answer[1:].decode())
     return answer
 
 
 def _ask(run: str, request: object) -> bytes:
-    """The answer; empty if there was none."""
+    """Returns the reply; empty if there was none."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as control:
             control.settimeout(10)
-            control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _LONGEST_ANSWER)
+            control.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _MAX_ANSWER_BYTES)
             control.connect(str(folder_of(run) / "control"))
             control.send(msgspec.json.encode(request))
-            return control.recv(_LONGEST_ANSWER)
+            return control.recv(_MAX_ANSWER_BYTES)
     except OSError:
         return b""
 
 
-def has_died() -> P2PSyncError:
-    """What is raised where a network's router is gone."""
+def network_gone() -> P2PSyncError:
+    """Returns the error to raise when a network's router is gone."""
     return P2PSyncError("the emulated network has died: bring it up again")
 
 
 def is_alive(run: str) -> bool:
-    """Whether a run's router lives."""
+    """Whether a run's router is alive."""
     try:
         lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -144,7 +145,7 @@ def is_alive(run: str) -> bool:
 
 @contextmanager
 def all_runs() -> Iterator[None]:
-    """Runs neither begin nor are swept meanwhile but by us. Raises `P2PSyncError`."""
+    """Holds the lock of all runs: none begins or is swept by another process meanwhile. Raises `P2PSyncError`."""
     try:
         PLACE.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(PLACE, os.O_RDONLY | os.O_CLOEXEC)

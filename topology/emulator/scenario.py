@@ -1,4 +1,4 @@
-"""Commands in an emulated network's hosts, and the events of its topology file, each at its time."""
+"""Runs commands in an emulated network's hosts, and the events of its topology file at their times."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 from p2psync.errors import P2PSyncError
 from p2psync.topology.emulator import runs
-from p2psync.topology.emulator.network import Network
-from p2psync.topology.events import Event
+from p2psync.topology.emulator.network import EmulatedNetwork
+from p2psync.topology.events import NetworkEvent
 
-#: How often it is looked whether a process has ended: the exactness of an event's time.
-_GLANCE = 0.005
+#: Seconds between checks for ended processes and due events: the accuracy of an event's time.
+_POLL_SECONDS = 0.005
 
 #: Starts a host's command.
 Start = Callable[[str], "subprocess.Popen[Any]"]
 
 
 @dataclass
-class Outcome:
-    """What became of a host's command. code: its exit status, negative for a signal. killed: by an event or the end."""
+class CommandOutcome:
+    """The outcome of a host's command. code: its exit status, negative for a signal. killed: by an event or at
+    the end."""
 
     host: str
     code: int | None = None
@@ -31,31 +32,31 @@ class Outcome:
 
 @dataclass
 class Scenario:
-    """Run commands and events on a network: `Scenario(network, events, start).play()`.
+    """Runs commands and events on a network: `Scenario(network, events, start).play()`.
 
-    start(host) starts a host's command; hosts with a `join` event start then, others at once. hosts: the only ones that
-    run anything, if any are named; nobody else joins. notice: told of every event as it happens, by its text and its
-    time in seconds.
+    start(host) starts a host's command; hosts with a `join` event start at its time, others at once. hosts: if not
+    empty, only these run commands. notice: called for every event as it happens, with its text and its time in seconds.
     """
 
-    network: Network
-    events: Sequence[Event]
+    network: EmulatedNetwork
+    events: Sequence[NetworkEvent]
     start: Start
     hosts: Sequence[str] = ()
     notice: Callable[[str, float], None] = lambda text, at: None
-    outcomes: list[Outcome] = field(default_factory=list)
+    outcomes: list[CommandOutcome] = field(default_factory=list)
 
-    def play(self, seconds: float | None = None) -> list[Outcome]:
-        """Until all commands have ended and none is still to join, or for so long; then kill what is left.
+    def play(self, seconds: float | None = None) -> list[CommandOutcome]:
+        """Runs until all commands have ended and all hosts have joined, or for `seconds`; then kills the rest. Returns
+        all outcomes.
 
-        Raises `P2PSyncError` as soon as the network is gone: commands could wait for each other without end.
+        Raises `P2PSyncError` as soon as the network is gone, because commands could wait for each other forever.
         """
         begin = time.monotonic()
         hosts = self.hosts or self.network.hosts
         happening = (event for event in self.events if event.kind != "join" or event.host in hosts)
         waiting = sorted(happening, key=lambda event: event.at)
         joining = {event.host for event in waiting if event.kind == "join"}
-        self._running: dict[str, tuple[subprocess.Popen[Any], Outcome]] = {}
+        self._running: dict[str, tuple[subprocess.Popen[Any], CommandOutcome]] = {}
         try:
             for host in hosts:
                 if host not in joining:
@@ -70,10 +71,10 @@ class Scenario:
                     break
                 self._collect()
                 if self._running and not runs.is_alive(self.network.state.run):
-                    raise runs.has_died()
-                time.sleep(_GLANCE)
+                    raise runs.network_gone()
+                time.sleep(_POLL_SECONDS)
         finally:
-            # An interrupt may have come just after a host's process was made.
+            # An interrupt may arrive just after a host's process was started.
             for outcome in self.outcomes:
                 if outcome.code is None:
                     self._kill(outcome.host)
@@ -82,12 +83,12 @@ class Scenario:
     def _join(self, host: str) -> None:
         if host in self._running:
             return
-        outcome = Outcome(host)
+        outcome = CommandOutcome(host)
         self.outcomes.append(outcome)
         try:
             self._running[host] = (self.start(host), outcome)
         except Exception:
-            self.outcomes.remove(outcome)  # nothing was made, so nothing is to be killed
+            self.outcomes.remove(outcome)  # no process was started, so none must be killed
             raise
 
     def _kill(self, host: str) -> None:
@@ -102,7 +103,7 @@ class Scenario:
                 outcome.code = process.returncode
                 del self._running[host]
 
-    def _happen(self, event: Event) -> None:
+    def _happen(self, event: NetworkEvent) -> None:
         if event.kind == "join" and event.host is not None:
             self._join(event.host)
         elif event.kind == "kill" and event.host is not None:
@@ -111,8 +112,8 @@ class Scenario:
             change_network(self.network, event)
 
 
-def change_network(network: Network, event: Event) -> None:
-    """What an event does to a network's links. Raises `P2PSyncError`."""
+def change_network(network: EmulatedNetwork, event: NetworkEvent) -> None:
+    """Applies an event to a network's links. Raises `P2PSyncError`."""
     if event.kind == "degrade" and event.link is not None:
         network.set_link(*event.link, rate=event.rate, delay_ms=event.delay_ms, loss=event.loss)
     elif event.kind == "degrade" and event.host is not None:
@@ -126,17 +127,17 @@ def change_network(network: Network, event: Event) -> None:
         if event.kind == "restore" and not _targets(event):
             network.restore()
     else:
-        raise P2PSyncError(f"{describe(event)}: that happens to processes, not to links")
+        raise P2PSyncError(f"{describe(event)}: this event concerns processes, not links")
 
 
-def _targets(event: Event) -> list[tuple[str, ...]]:
+def _targets(event: NetworkEvent) -> list[tuple[str, ...]]:
     if event.link is not None:
         return [event.link]
     return [(name,) for name in ((event.host,) if event.host is not None else event.regions)]
 
 
-def describe(event: Event) -> str:
-    """An event for people: `degrade eu–us to 10 Mbit/s`."""
+def describe(event: NetworkEvent) -> str:
+    """Returns an event for people: `degrade eu–us to 10 Mbit/s`."""
     what = " ".join("–".join(ends) for ends in _targets(event))
     values: Iterable[str] = (
         f"{value:g} {unit}".strip()

@@ -1,6 +1,6 @@
-"""The C library's calls that the compiled packet loop makes: found by name when the loop is compiled or loaded.
+"""The C library's functions that the compiled packet loop calls, resolved by name when it is compiled or loaded.
 
-Addresses are plain integers. A result below zero is an error; which one does not matter to the loop.
+Addresses are plain integers. A negative result is an error; the loop does not distinguish errors.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ ppoll = types.ExternalFunction("ppoll", types.int32(_address, types.uint64, _add
 clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _address))
 
 POLLIN = 0x001
-#: POLLERR | POLLHUP | POLLNVAL: a descriptor that will never again have anything to read.
+#: POLLERR | POLLHUP | POLLNVAL: a descriptor that will never be readable again.
 POLL_DEAD = 0x038
 CLOCK_MONOTONIC = 1

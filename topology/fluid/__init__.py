@@ -1,7 +1,7 @@
 """The swarm's core on a flow-level network in virtual time: thousands of nodes on one core.
 
-What is real: each node's `Swarm`, the plan that the planner makes, when the hub makes it, and every message. What is
-modelled: links are servers that pass one chunk after another at their rate (`servers`); hashes, packets, congestion
-control, disks and engines are not there. Chunks stand for ones that are `payload.SCALE` times as large, on links as
-much slower. The same seed gives the same run.
+Real: each node's `Swarm`, the planner's plan, the hub's decision when to plan, and every message. Modelled: links are
+servers that pass one chunk after another at their rate (`servers`). Left out: hashes, packets, congestion control,
+disks and engines. Each chunk represents one that is `payload.SCALE` times as large, on links that are as much slower.
+Equal seeds give equal runs.
 """

@@ -1,4 +1,4 @@
-"""Nodes that leave and nodes that join, at random times of a given rate."""
+"""Churn: nodes that leave and nodes that join, at random times of a given rate."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from collections import deque
 
 from p2psync.topology.fluid.swarm import FluidSwarm
 
-#: Seconds until a node may start again on a host where one ended.
-AWAY = 5.0
+#: Seconds before a node may start on a host where another one ended.
+RESTART_MIN_SECONDS = 5.0
 
 
 class Churn:
-    """Each minute `share` of the nodes end without a word, and as many join, on spare hosts first; until `until`.
+    """Each minute `share` of the nodes crash, and as many join, on idle hosts first; until `until` (seconds).
 
-    left, joined: how many did, and when by name the newest of each host joined (seconds).
+    left, joins: how many did. joined: by name, when the newest node of each host joined (seconds).
     """
 
     def __init__(self, swarm: FluidSwarm, share: float, until: float) -> None:
         self._swarm, self._until = swarm, until
         self._rng = swarm.clock.rng
-        self._pool: deque[tuple[float, str]] = deque((0.0, name) for name in sorted(swarm.spare))
-        self._per_second = share * (len(swarm.network.names) - len(swarm.spare)) / 60
+        self._pool: deque[tuple[float, str]] = deque((0.0, name) for name in sorted(swarm.idle_hosts))
+        self._per_second = share * (len(swarm.network.names) - len(swarm.idle_hosts)) / 60
         self.left = 0
         self.joined: dict[str, float] = {}
         self.joins = 0
 
     def start(self) -> None:
-        """From now on."""
+        """Starts the churn."""
         if self._per_second <= 0:
             return
         self._swarm.churning = True
@@ -47,8 +47,8 @@ class Churn:
         swarm.kill(name)
         self.left += 1
         self.joined.pop(name, None)
-        self._pool.append((swarm.clock.now + AWAY, name))
-        # The trainer and one more stay.
+        self._pool.append((swarm.clock.now + RESTART_MIN_SECONDS, name))
+        # The trainer and one other node always stay.
         if len(swarm.live) > 2:
             swarm.clock.after(self._rng.expovariate(self._per_second), self._leave)
 

@@ -1,4 +1,4 @@
-"""The hub of a fluid swarm: who is a member, and when which plan is made and reaches whom."""
+"""The hub of a fluid swarm: tracks members, and makes and distributes plans."""
 
 from __future__ import annotations
 
@@ -7,46 +7,45 @@ from collections.abc import Callable
 
 import numpy as np
 
-from p2psync.membership.planning import PlanKeeper
+from p2psync.membership.planning import PlanScheduler
 from p2psync.membership.records import Member, NodeInfo
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
-from p2psync.topology.hub_planner import HubBook
+from p2psync.sim.clock import VirtualClock
+from p2psync.topology.hub_planner import HubPlanResult
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import make_plan, replan
 
-#: Virtual seconds that a plan takes to make: so many for each member. (What it takes here is no part of virtual time,
-#: or no run would be like another.)
+#: Virtual seconds that a plan takes per member. The real time is left out, so that equal seeds give equal runs.
 PLAN_SECONDS_PER_MEMBER = 0.0005
 
 
 class FluidHub:
-    """Plans from what is believed of the members' network, when the hub's keeper says. tell: gives a node its plan."""
+    """Plans for the members' assumed network when the hub's scheduler says so. tell: sends a node its plan."""
 
-    def __init__(self, network: Network, clock: Clock, tell: Callable[[str, NodePlan], None]) -> None:
-        self._network, self._clock, self._tell = network, clock, tell
+    def __init__(self, network: Network, clock: VirtualClock, send_plan: Callable[[str, NodePlan], None]) -> None:
+        self._network, self._clock, self._send_plan = network, clock, send_plan
         self._trainer = network.names[network.trainer]
         self._index = {name: i for i, name in enumerate(network.names)}
-        self._keeper = PlanKeeper()
+        self._scheduler = PlanScheduler()
         self._members: dict[str, Member] = {}
         self._wake = float("inf")
         self.plan: Plan | None = None
-        #: CPU seconds that each plan took here.
+        #: CPU seconds that each plan took on this machine.
         self.planning: list[float] = []
 
     def begin(self, names: list[str]) -> Plan:
-        """These are members from the beginning; returns the plan for them."""
+        """Registers the initial members; returns the plan for them."""
         for name in names:
             self._members[name] = _member(name, name == self._trainer)
-        self._keeper.members_changed(0, -10.0)
-        self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now)
+        self._scheduler.members_changed(0, -10.0)
+        self._scheduler.begin(self._trainer, self._members.values(), {}, self._clock.now)
         plan = self._make()
-        self._keeper.made(HubBook(plan), self._clock.now)
+        self._scheduler.made(HubPlanResult(plan), self._clock.now)
         return plan
 
     def joined(self, name: str) -> None:
-        """A node is a member."""
+        """Adds a member."""
         self._members[name] = _member(name, name == self._trainer)
         self._changed()
 
@@ -55,17 +54,17 @@ class FluidHub:
         if self._members.pop(name, None) is not None:
             self._changed()
 
-    def believes(self, network: Network) -> None:
-        """The network was found to have changed into this one, of the same nodes."""
+    def network_changed(self, network: Network) -> None:
+        """The hub learned that the network changed into this one, of the same nodes."""
         self._network = network
         self._changed()
 
     def _changed(self) -> None:
-        self._keeper.members_changed(len(self._members), self._clock.now)
+        self._scheduler.members_changed(len(self._members), self._clock.now)
         self._wait()
 
     def _wait(self) -> None:
-        due = max(self._clock.now, self._keeper.due)
+        due = max(self._clock.now, self._scheduler.due)
         if self.plan is not None and due < self._wake:
             self._wake = due
             self._clock.at(due, self._begin, due)
@@ -74,7 +73,7 @@ class FluidHub:
         if due != self._wake:
             return
         self._wake = float("inf")
-        if self._keeper.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
+        if self._scheduler.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
             plan = self._make()
             self._clock.after(PLAN_SECONDS_PER_MEMBER * len(self._members), self._made, plan)
 
@@ -89,10 +88,10 @@ class FluidHub:
         return plan
 
     def _made(self, plan: Plan) -> None:
-        if self._keeper.made(HubBook(plan), self._clock.now):
+        if self._scheduler.made(HubPlanResult(plan), self._clock.now):
             for name, part in zip(plan.names, plan.node_plans(), strict=True):
                 if name in self._members:
-                    self._tell(name, part)
+                    self._send_plan(name, part)
         self._wait()
 
 

@@ -1,76 +1,84 @@
-"""A node of the fluid network: the swarm's core, its connections, and what it holds."""
+"""A node of the fluid network: the swarm's core, its connections, and the chunks that it holds."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Message
-from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
 from p2psync.topology.fluid.payload import Payload
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 
+from p2psync.protocol.plan import NodePlan
+
 _NEVER = float("inf")
-#: A node reads what others say to hold so often (seconds); whatever else it hears, it has read that before. To look at
-#: each of thousands of nodes for one such message at a time is what a simulation would spend half its time on.
-NEWS_EVERY = 0.02
+#: Seconds between two reads of queued HAVE messages; any other message makes the node read them first. Handling each
+#: HAVE on its own would take half of a simulation's time.
+HAVE_READ_SECONDS = 0.02
 
 
-class Witness(Protocol):
-    """Whom a node tells what became of it."""
+class NodeListener(Protocol):
+    """Receives a node's events."""
 
     def saved(self, node: FluidNode, id: bytes, size: int) -> None:
-        """A node holds a chunk more."""
+        """A node saved another chunk."""
 
     def completed(self, node: FluidNode, id: bytes) -> None:
-        """A node holds all of a manifest."""
+        """A node holds all chunks of a manifest."""
 
     def banned(self, node: FluidNode, peer: str) -> None:
-        """A node hangs up on a peer."""
+        """A node bans a peer and closes the connection."""
 
 
 class FluidNode:
     """One node, from joining to leaving. index: in the network."""
 
     __slots__ = (
-        "_clock", "_net", "_news", "_wake", "_witness", "alive", "index", "joined", "name", "payloads", "pipes",
-        "plan", "region", "silent", "swarm",
+        "_clock", "_listener", "_net", "_pending_haves", "_wake", "alive", "index", "joined", "name", "payloads",
+        "pipes", "plan", "region", "silent", "swarm",
     )  # fmt: skip
 
     def __init__(
-        self, name: str, index: int, region: int, swarm: Swarm, clock: Clock, net: FluidNetwork, witness: Witness
+        self,
+        name: str,
+        index: int,
+        region: int,
+        swarm: Swarm,
+        clock: VirtualClock,
+        net: FluidNetwork,
+        listener: NodeListener,
     ) -> None:
         self.name, self.index, self.region, self.swarm = name, index, region, swarm
-        self._clock, self._net, self._witness = clock, net, witness
+        self._clock, self._net, self._listener = clock, net, listener
         self._wake = _NEVER
-        # News that came and have not been read, with who sent each.
-        self._news: list[tuple[str, Have]] = []
+        # Received HAVE messages that the core has not read, each with its sender.
+        self._pending_haves: list[tuple[str, Have]] = []
         self.joined = clock.now
         self.alive = True
-        #: Takes everything and passes nothing on.
+        #: Whether the node receives everything and sends no chunk.
         self.silent = False
         self.pipes: dict[str, Pipe] = {}
         self.plan: NodePlan | None = None
         self.payloads: dict[bytes, Payload] = {}
 
-    # ---- what happens to it ----------------------------------------------------------------------------------------
+    # ---- inputs ----------------------------------------------------------------------------------------
 
     def begin(self, payload: Payload, *, holds: bool = False) -> None:
-        """Exchange a payload: fetch it, or hold all of it."""
+        """Starts exchanging a payload: fetches it, or holds all of it."""
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
-        held, wanted = (payload.every, payload.none) if holds else (payload.none, payload.every)
+        held, wanted = (payload.all_chunks, payload.no_chunks) if holds else (payload.no_chunks, payload.all_chunks)
         self.swarm.begin(payload.id, payload.manifest, held, wanted, self._clock.now)
         self.drain()
 
     def end(self, payload: Payload) -> None:
-        """Exchange a payload no longer."""
+        """Stops exchanging a payload."""
         if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
             self.swarm.end(payload.id)
             self.drain()
 
     def follow(self, plan: NodePlan) -> None:
-        """This is the plan now."""
+        """Sets the plan."""
         self.plan = plan
         self.swarm.follow(plan, self._clock.now)
         self.drain()
@@ -82,66 +90,66 @@ class FluidNode:
         self.drain()
 
     def peer_down(self, pipe: Pipe) -> None:
-        """The peer at the end of this pipe is seen to be gone."""
+        """The peer at the end of this pipe is gone."""
         if self.alive and self.pipes.get(pipe.target.name) is pipe:
             del self.pipes[pipe.target.name]
             self.swarm.peer_down(pipe.target.name, self._clock.now)
             self.drain()
 
     def flushed(self, peer: str, size: int) -> None:
-        """See `End`."""
+        """See `PipeEnd`."""
         self.swarm.flushed(peer, size, self._clock.now)
         self.drain()
 
     def receive(self, sender: str, message: Message) -> None:
-        """See `End`."""
+        """See `PipeEnd`."""
         if type(message) is Have:
-            if not self._news:
-                self._clock.at((self._clock.now // NEWS_EVERY + 1) * NEWS_EVERY, self._read)
-            self._news.append((sender, message))
+            if not self._pending_haves:
+                self._clock.at((self._clock.now // HAVE_READ_SECONDS + 1) * HAVE_READ_SECONDS, self._read)
+            self._pending_haves.append((sender, message))
             return
-        self._hear_news()
+        self._read_haves()
         self.swarm.receive(sender, message, self._clock.now)
         self.drain()
 
     def _read(self) -> None:
-        if self.alive and self._news:
-            self._hear_news()
+        if self.alive and self._pending_haves:
+            self._read_haves()
             self.drain()
 
-    def _hear_news(self) -> None:
-        news, self._news = self._news, []
-        for sender, message in news:
+    def _read_haves(self) -> None:
+        haves, self._pending_haves = self._pending_haves, []
+        for sender, message in haves:
             self.swarm.receive(sender, message, self._clock.now)
 
-    # ---- what it does ----------------------------------------------------------------------------------------------
+    # ---- outputs ----------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
-        """Carry out what the core decided, and see when it must be woken."""
+        """Carries out the core's actions, and schedules its next wake-up."""
         swarm = self.swarm
         while actions := swarm.actions():
-            told: dict[float, list[tuple[Pipe, Control]]] = {}
+            outgoing: dict[float, list[tuple[Pipe, Control]]] = {}
             for action in actions:
                 if type(action) is Send:
                     pipe = self.pipes.get(action.peer)
                     if pipe is not None:
-                        told.setdefault(pipe.delay, []).append((pipe, action.message))
+                        outgoing.setdefault(pipe.delay, []).append((pipe, action.message))
                 elif type(action) is SendChunk:
                     self._send(action)
                 elif type(action) is Save:
-                    self._witness.saved(self, action.id, len(action.data))
+                    self._listener.saved(self, action.id, len(action.data))
                 elif type(action) is Complete:
-                    self._witness.completed(self, action.id)
+                    self._listener.completed(self, action.id)
                 elif type(action) is Ban:
-                    self._witness.banned(self, action.peer)
-            for delay, batch in told.items():
-                self._net.tell(delay, batch)
+                    self._listener.banned(self, action.peer)
+            for delay, batch in outgoing.items():
+                self._net.send_control(delay, batch)
         wake = swarm.next_wake()
         if wake < self._wake:
             self._wake = wake
-            self._clock.at(wake, self._alarm, wake)
+            self._clock.at(wake, self._wake_up, wake)
 
-    def _alarm(self, wake: float) -> None:
+    def _wake_up(self, wake: float) -> None:
         if self.alive and wake == self._wake:
             self._wake = _NEVER
             self.swarm.poll(self._clock.now)

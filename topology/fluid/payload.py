@@ -1,4 +1,4 @@
-"""Payloads without content: manifests and chunks of a thousandth of the size that they stand for."""
+"""Payloads without content: manifests and chunks of a thousandth of the size that they represent."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.core import SwarmConfig
 from p2psync.swarm.transfer import Bits
 
-#: A byte here stands for so many.
+#: Each simulated byte represents this many.
 SCALE = 1024
 #: Bytes of the smallest chunk that can be told from others.
-LEAST_CHUNK = 4 * SCALE
+MIN_CHUNK_BYTES = 4 * SCALE
 
 
 @dataclass(frozen=True)
@@ -30,30 +30,30 @@ class Payload:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it stands for."""
+        """The bytes that it represents."""
         return SCALE * sum(self.manifest.sizes)
 
     @property
-    def every(self) -> Bits:
-        """A flag for each chunk, set."""
+    def all_chunks(self) -> Bits:
+        """A set flag for each chunk (bool)."""
         return np.ones(self.manifest.chunks, np.bool_)
 
     @property
-    def none(self) -> Bits:
-        """A flag for each chunk, not set."""
+    def no_chunks(self) -> Bits:
+        """An unset flag for each chunk (bool)."""
         return np.zeros(self.manifest.chunks, np.bool_)
 
     def as_version(self, version: int) -> Payload:
-        """The same chunks as another version."""
+        """Returns the same chunks as another version."""
         ends = {"digest": version.to_bytes(16, "little"), "base_digest": (version - 1).to_bytes(16, "little")}
         manifest = msgspec.structs.replace(self.manifest, version=version, base=version - 1, **ends)
         return replace(self, id=blake3(version.to_bytes(8, "little")).digest(), manifest=manifest)
 
 
 def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payload:
-    """A payload of about so many bytes in chunks of so many. Raises `UsageError` for sizes that cannot be."""
-    if chunk_bytes < LEAST_CHUNK or payload_bytes < chunk_bytes:
-        raise UsageError(f"chunks of at least {LEAST_CHUNK} bytes, and a payload of at least one")
+    """Returns a payload of about these bytes, in chunks of these bytes. Raises `UsageError` for impossible sizes."""
+    if chunk_bytes < MIN_CHUNK_BYTES or payload_bytes < chunk_bytes:
+        raise UsageError(f"chunks of at least {MIN_CHUNK_BYTES} bytes, and a payload of at least one")
     size, count = chunk_bytes // SCALE, payload_bytes // chunk_bytes
     if count > MAX_CHUNKS:
         raise UsageError(f"{count} chunks: at most {MAX_CHUNKS}; choose larger ones")
@@ -79,7 +79,7 @@ def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payl
 
 
 def scaled(config: SwarmConfig) -> SwarmConfig:
-    """The same settings for bytes that stand for `SCALE` of them."""
+    """Returns the same settings for bytes that represent `SCALE` each."""
     return replace(
         config,
         window_least=config.window_least // SCALE,
@@ -92,6 +92,6 @@ def scaled(config: SwarmConfig) -> SwarmConfig:
 
 
 def scaled_plan(plan: NodePlan) -> NodePlan:
-    """The same plan for rates as much lower."""
-    places = [msgspec.structs.replace(place, rate=place.rate / SCALE) for place in plan.places]
-    return msgspec.structs.replace(plan, places=places)
+    """Returns the same plan with rates divided by `SCALE`."""
+    positions = [msgspec.structs.replace(position, rate=position.rate / SCALE) for position in plan.positions]
+    return msgspec.structs.replace(plan, positions=positions)

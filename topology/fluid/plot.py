@@ -1,4 +1,4 @@
-"""A picture of a simulated swarm: how far each region was when, and how many nodes were done."""
+"""Draws a simulated swarm: each region's progress over time, and the share of finished nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ _INK, _QUIET = "#222222", "#777777"
 
 
 def plot_swarm(figures: SwarmFigures, trace: Trace, path: Path) -> None:
-    """Write a PNG (or what the suffix says). Raises `UsageError` without matplotlib, or if it cannot be written."""
+    """Writes a PNG (or the format of the suffix). Raises `UsageError` without matplotlib, or if the file cannot be
+    written."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
@@ -35,7 +36,7 @@ def plot_swarm(figures: SwarmFigures, trace: Trace, path: Path) -> None:
 
 
 def _regions(axes: Any, figures: SwarmFigures, colours: Any) -> None:
-    """A line for each region and version: the mean share that its live nodes hold."""
+    """Draws a line for each region and version: the mean share that its live nodes hold."""
     for a in range(figures.regions):
         colour = colours(a / max(1, figures.regions - 1))
         for version in figures.versions:
@@ -58,12 +59,16 @@ def _regions(axes: Any, figures: SwarmFigures, colours: Any) -> None:
 
 
 def _nodes(axes: Any, figures: SwarmFigures, trace: Trace) -> None:
-    """The share of nodes that have all, by time since the version was published."""
+    """Draws the share of nodes that have all chunks, by time since the version was published."""
     for version in figures.versions:
         times = sorted(t - version.published for t in trace.finished.get(version.version, {}).values())
         shares = [(k + 1) / len(times) for k in range(len(times))]
         axes.plot([t / figures.bound for t in times], shares, lw=1.2, label=f"version {version.version}")
     axes.axvline(1, color=_INK, ls=(0, (4, 2)), lw=1)
-    axes.set(xlabel="time since it was published, in bounds", ylabel="nodes that have all of it", ylim=(0, 1.02))
+    axes.set(
+        xlabel="time since publication, in bounds",
+        ylabel="share of nodes that have all chunks",
+        ylim=(0, 1.02),
+    )
     axes.set_xlim(0, None)
     axes.legend(frameon=False, loc="upper left")

@@ -1,4 +1,4 @@
-"""What a simulated swarm came to: what `p2psync sim swarm` reports."""
+"""The results of a simulated swarm: the report of `p2psync sim swarm`."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import msgspec
 from p2psync.topology.bound import broadcast_bound, least_makespan
 from p2psync.topology.fluid.churn import Churn
 from p2psync.topology.fluid.payload import SCALE
-from p2psync.topology.fluid.servers import HEADERS
+from p2psync.topology.fluid.servers import HEADER_FACTOR
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.fluid.trace import Trace, quantile
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan, predicted_makespan
 
-#: Links named in a report, the busiest first.
+#: Links that a report names, the busiest first.
 _LINKS = 20
 
 
-class PlanFigures(msgspec.Struct, frozen=True):
-    """The first plan. rate: Mbit/s. makespan: what the planner predicts (seconds). cpu: seconds to make it."""
+class FirstPlanFigures(msgspec.Struct, frozen=True):
+    """The first plan. rate: Mbit/s. makespan: the planner's prediction (seconds). cpu: seconds to make it."""
 
     trees: int
     depth: int
-    most_children: int
+    max_children: int
     rate: float
     makespan: float
     cpu: float
@@ -33,8 +33,8 @@ class PlanFigures(msgspec.Struct, frozen=True):
 class VersionFigures(msgspec.Struct, frozen=True):
     """One payload. Seconds: `published` from the start, others from then on; None: nobody got it.
 
-    receivers: nodes that lived when it was published and did to the end; missed: those of them that never had it,
-    because a later one took its place. ratio: `last` as a multiple of the bound.
+    receivers: nodes that lived from its publication to the end. missed: those of them that never had it, because a
+    later payload replaced it. ratio: `last` as a multiple of the bound.
     """
 
     version: int
@@ -48,7 +48,7 @@ class VersionFigures(msgspec.Struct, frozen=True):
 
 
 class LinkFigures(msgspec.Struct, frozen=True):
-    """A link between regions: copies of a payload that crossed it, and the share of its rate that was used."""
+    """A link between regions: copies of a payload that crossed it, and its utilisation."""
 
     name: str
     copies: float
@@ -56,7 +56,7 @@ class LinkFigures(msgspec.Struct, frozen=True):
 
 
 class ChurnFigures(msgspec.Struct, frozen=True):
-    """left, joined: nodes. p50, p99, last: seconds from joining to the newest payload, of those still there."""
+    """left, joined: nodes. p50, p99, last: seconds from joining to the newest payload, of the joiners that stayed."""
 
     left: int
     joined: int
@@ -66,7 +66,7 @@ class ChurnFigures(msgspec.Struct, frozen=True):
 
 
 class SampleFigures(msgspec.Struct, frozen=True):
-    """One moment: see `trace.Sample`. busiest: the used share of the busiest link's rate."""
+    """One sample: see `trace.TraceSample`. busiest: the utilisation of the busiest link."""
 
     time: float
     version: int
@@ -77,11 +77,11 @@ class SampleFigures(msgspec.Struct, frozen=True):
 class SwarmFigures(msgspec.Struct, frozen=True):
     """Seconds, bytes, Mbit/s. Copies are of one payload, means over all that were published.
 
-    bound: seconds that no plan can beat, headers and churn not counted. copies_into: into one region over all links,
-    the trainer's own left out: the most of all regions, and the mean; where a region's uplinks together cannot serve
-    all its nodes, it needs more than one. wasted: share of received bytes that were of no use.
-    unfinished: live nodes without the newest payload at the end. cpu: of the run, planning not counted. planning: of
-    each plan. trace: a fingerprint of all that happened, equal for equal seeds.
+    bound: seconds that no plan can beat, headers and churn not counted. copies_into: copies into one region over all
+    links, except the trainer's region: the highest of all regions, and the mean; a region whose uplinks cannot serve
+    all its nodes needs more than one. wasted: share of received bytes that were not needed. unfinished: live nodes
+    without the newest payload at the end. cpu: of the run, without planning. planning: CPU seconds of each plan. trace:
+    a fingerprint of all events, equal for equal seeds.
     """
 
     actors: int
@@ -93,7 +93,7 @@ class SwarmFigures(msgspec.Struct, frozen=True):
     bound: float
     bound_rate: float
     because: str
-    plan: PlanFigures | None
+    plan: FirstPlanFigures | None
     versions: list[VersionFigures]
     churned: ChurnFigures | None
     unfinished: int
@@ -116,13 +116,13 @@ class SwarmFigures(msgspec.Struct, frozen=True):
 
 
 def simulate(
-    network: Network, options: FluidOptions, *, churn: float = 0.0, spare: frozenset[str] = frozenset()
+    network: Network, options: FluidOptions, *, churn: float = 0.0, idle_hosts: frozenset[str] = frozenset()
 ) -> tuple[SwarmFigures, Trace]:
-    """Run a swarm. churn: share of nodes that leave, and as many that join, a minute, until the last payload is due.
+    """Runs a swarm. churn: share of nodes that leave, and as many that join, per minute, until the last payload is due.
 
-    The same arguments give the same figures, but for the CPU seconds. Raises `UsageError`.
+    Equal arguments give equal figures, except CPU seconds. Raises `UsageError`.
     """
-    swarm = FluidSwarm(network, options, spare)
+    swarm = FluidSwarm(network, options, idle_hosts)
     swarm.start()
     churning = Churn(swarm, churn, options.versions * options.every)
     churning.start()
@@ -140,7 +140,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     least = least_makespan(network, options.payload_bytes)
     plan = None
     if first is not None:
-        plan = PlanFigures(
+        plan = FirstPlanFigures(
             len(first.shares),
             int(first.depth.max()),
             int(first.children.max()),
@@ -148,14 +148,14 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
             predicted_makespan(first, network, options.payload_bytes, options.chunk_bytes),
             swarm.hub.planning[0],
         )
-    # What stands for a payload here: the last chunk's rest is left out.
+    # Simulated bytes of all payloads; the remainder of the last chunk is left out.
     whole = swarm.payloads[0].nbytes * options.versions / SCALE
     received = sum(node.swarm.received_bytes for node in swarm.nodes)
     seconds = swarm.clock.now
     links = [
         LinkFigures(
             f"{network.regions[a]}→{network.regions[b]}",
-            server.nbytes / HEADERS / whole,
+            server.nbytes / HEADER_FACTOR / whole,
             server.nbytes / server.rate / seconds,
         )
         for (a, b), server in swarm.net.links.items()
@@ -163,8 +163,8 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
     home = int(network.region[network.trainer])
     into: dict[int, float] = {}
     for (_, b), server in swarm.net.links.items():
-        into[b] = into.get(b, 0.0) + (server.nbytes / HEADERS / whole if b != home else 0.0)
-    actors = len(network.names) - len(swarm.spare) - 1
+        into[b] = into.get(b, 0.0) + (server.nbytes / HEADER_FACTOR / whole if b != home else 0.0)
+    actors = len(network.names) - len(swarm.idle_hosts) - 1
     return SwarmFigures(
         actors=actors,
         regions=len(network.regions),
@@ -226,7 +226,7 @@ def _version(swarm: FluidSwarm, place: int, least: float) -> VersionFigures:
 def _churned(swarm: FluidSwarm, churning: Churn) -> ChurnFigures:
     newest = swarm.trace.finished.get(len(swarm.payloads), {})
     published = swarm.published[-1][0]
-    # Who was there when the newest came has waited since then.
+    # Nodes that had joined before the newest payload count from its publication.
     times = [newest[name] - max(at, published) for name, at in churning.joined.items() if name in newest]
     return ChurnFigures(
         churning.left, churning.joins, quantile(times, 0.5), quantile(times, 0.99), quantile(times, 1.0)
@@ -234,7 +234,7 @@ def _churned(swarm: FluidSwarm, churning: Churn) -> ChurnFigures:
 
 
 def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
-    """What matters most, as (label, text)."""
+    """Returns the main figures as (label, text)."""
     chunks = figures.payload_bytes // figures.chunk_bytes
     lines = [
         ("swarm", f"{figures.actors} actors in {figures.regions} regions, {figures.peers:.1f} peers each at the end"),
@@ -246,7 +246,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
         lines.append(
             (
                 "plan",
-                f"{plan.trees} trees, up to {plan.depth} hops deep and {plan.most_children} children a node; "
+                f"{plan.trees} trees, up to {plan.depth} hops deep and {plan.max_children} children a node; "
                 f"{plan.rate:.1f} Mbit/s; predicted {plan.makespan:.2f} s; made in {plan.cpu:.2f} s",
             )
         )
@@ -264,7 +264,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
             "copies",
             f"{figures.trainer_copies:.2f} from the trainer, {into}",
         ),
-        ("wasted", f"{100 * figures.wasted:.2f} % of what was received"),
+        ("wasted", f"{100 * figures.wasted:.2f} % of the received bytes"),
         (
             "cost",
             f"{figures.cpu:.1f} CPU s, {1000 * figures.cpu_per_actor:.1f} ms an actor; {figures.events} events, "
@@ -277,7 +277,7 @@ def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
 
 def _version_line(version: VersionFigures) -> str:
     if version.last is None:
-        return f"nobody of {version.receivers} has it"
+        return f"none of {version.receivers} nodes has it"
     missed = f"; {version.missed} skipped it" if version.missed else ""
     return (
         f"p50 {version.p50:.2f} s, p99 {version.p99:.2f} s, last {version.last:.2f} s = {version.ratio:.2f} × the bound"

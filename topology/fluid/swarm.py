@@ -1,4 +1,4 @@
-"""A whole swarm on a fluid network: who is there, what is published, and when everybody has it."""
+"""A whole swarm on a fluid network: its members, its payloads, and when every node has them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import Clock
+from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Send, Swarm, SwarmConfig
 from p2psync.topology.bound import least_makespan
 from p2psync.topology.fluid.hub import FluidHub
@@ -18,21 +18,21 @@ from p2psync.topology.fluid.servers import FluidNetwork
 from p2psync.topology.fluid.trace import Trace
 from p2psync.topology.network import Network
 
-#: Peers notice so late that a node went (seconds), besides the delay; its lease at the hub ends at once.
-NOTICED_AFTER = 0.1
-#: One-way delays until a plan that is ready has reached a node (it is woken, and fetches it), and until a dial is up.
+#: Seconds after which peers notice that a node crashed, besides the delay; its lease at the hub ends at once.
+PEER_DOWN_SECONDS = 0.1
+#: One-way delays from a finished plan to its node (wake-up, request, reply), and for a dial.
 PLAN_TRIPS, DIAL_TRIPS = 3, 3
-#: Versions that nodes exchange at a time; older ones are dropped, had or not.
-KEPT = 2
+#: Versions that nodes exchange at a time; older ones are dropped, complete or not.
+MAX_EXCHANGED_VERSIONS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class FluidOptions:
     """Bytes and seconds.
 
-    versions: payloads published, one every `every`. planned: whether there is a plan. others: peers that each node
-    dials besides those of the plan, and how many of such the trainer takes at most. limit: from the last publish, after
-    which a run ends whoever has not got it. buffer: see `FluidNetwork`.
+    versions: payloads published, one every `every` seconds. planned: whether there is a plan. others: peers that each
+    node dials besides those of the plan. trainer_others: most such peers of the trainer. limit: seconds after the last
+    publication at which a run ends in any case. buffer: see `FluidNetwork`.
     """
 
     payload_bytes: int = 64 << 20
@@ -46,53 +46,56 @@ class FluidOptions:
     limit: float = 300.0
     buffer: float = 0.2
     samples_every: float = 0.25
-    # A kernel takes a window's worth at once, and tells that it did; here a chunk is the sender's until it has left.
+    # A kernel accepts a window of data at once and reports it as sent; here a chunk counts as unsent until it has left.
     config: SwarmConfig = field(default_factory=lambda: SwarmConfig(flush_limit=1 << 20))
 
 
 class NotConvergedError(P2PSyncError):
-    """Somebody who lives has not got the newest payload in time."""
+    """A live node did not get the newest payload in time."""
 
 
 class FluidSwarm:
-    """`start`, then `run`. spare: hosts of the network on which no node runs at first. believed: the network that plans
-    are made from, if it is another."""
+    """Call `start`, then `run`.
+
+    idle_hosts: hosts of the network on which no node runs at first. planned_network: the network that plans are made
+    for, if it differs.
+    """
 
     def __init__(
         self,
         network: Network,
         options: FluidOptions,
-        spare: frozenset[str] = frozenset(),
-        believed: Network | None = None,
+        idle_hosts: frozenset[str] = frozenset(),
+        planned_network: Network | None = None,
     ) -> None:
-        self.network, self.options, self.spare = network, options, spare
-        self.clock = Clock(options.seed)
+        self.network, self.options, self.idle_hosts = network, options, idle_hosts
+        self.clock = VirtualClock(options.seed)
         self.net = FluidNetwork(network, self.clock, options.buffer)
         self.trace = Trace(len(network.regions))
-        self.hub = FluidHub(believed or network, self.clock, self._plan_made)
+        self.hub = FluidHub(planned_network or network, self.clock, self._plan_made)
         self.trainer = network.names[network.trainer]
         self.index = {name: i for i, name in enumerate(network.names)}
         self.live: dict[str, FluidNode] = {}
         self.nodes: list[FluidNode] = []
         self.bans: list[tuple[str, str]] = []
         self.payloads: list[Payload] = []
-        #: Of each payload: when it was published, and to whom.
+        #: For each payload: when it was published, and its receivers.
         self.published: list[tuple[float, frozenset[str]]] = []
         self.unfinished: set[str] = set()
         self._by_region: list[list[str]] = [[] for _ in network.regions]
         self._config = scaled(options.config)
         self._shape = make_payload(options.payload_bytes, options.chunk_bytes)
         self._trainer_others = options.trainer_others
-        #: Whether nodes still come and go: a run does not end before they do not.
+        #: Whether churn goes on; a run does not end before it stops.
         self.churning = False
-        # Live nodes that have not got the newest payload.
+        # Number of live nodes without the newest payload.
         self._missing = 1
 
     # ---- before and after ------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Everybody is connected and has the plan; payloads come from now on."""
-        names = [name for name in self.network.names if name not in self.spare]
+        """Connects all nodes and gives them the plan; schedules the payloads."""
+        names = [name for name in self.network.names if name not in self.idle_hosts]
         for name in names:
             self._enter(name)
         if self.options.planned:
@@ -103,13 +106,13 @@ class FluidSwarm:
             for other in self._others(name):
                 self.connect(self.live[name], other)
         for name in names:
-            self._greet(self.live[name])
+            self._announce_empty(self.live[name])
         for i in range(self.options.versions):
             self.clock.at(i * self.options.every, self._publish)
         self.clock.at(0.0, self._sample)
 
     def run(self) -> None:
-        """Until everybody who lives has the last payload, or the limit. `unfinished` says who has not."""
+        """Runs until every live node has the last payload, or the limit; `unfinished` then names those without it."""
         last = (self.options.versions - 1) * self.options.every
         self.clock.run(last + self.options.limit, self._is_over)
         self._note_sample()
@@ -117,23 +120,23 @@ class FluidSwarm:
         self.unfinished = self.live.keys() - {self.trainer} - self.trace.finished.get(newest, {}).keys()
 
     def check(self) -> None:
-        """Raise `NotConvergedError` if somebody has not got it."""
+        """Raise `NotConvergedError` if a node is unfinished."""
         if self.unfinished:
             some = ", ".join(sorted(self.unfinished)[:5])
-            raise NotConvergedError(f"{len(self.unfinished)} nodes have not got the newest payload in time: {some}")
+            raise NotConvergedError(f"{len(self.unfinished)} nodes did not get the newest payload in time: {some}")
 
     def _is_over(self) -> bool:
         return self._missing <= 0 and len(self.payloads) == self.options.versions and not self.churning
 
     @property
     def bound(self) -> float:
-        """The least seconds that a payload could take, headers not counted, if all hosts are members."""
+        """The least seconds for a payload, without headers, if all hosts are members."""
         return least_makespan(self.network, self.options.payload_bytes)
 
     # ---- members ---------------------------------------------------------------------------------------------------
 
     def join(self, name: str) -> None:
-        """A node starts on a host where none runs, and holds nothing."""
+        """A node starts on an idle host, without chunks."""
         node = self._enter(name)
         node.swarm.running(NO_VERSION)
         self.clock.note("joins", name)
@@ -143,7 +146,7 @@ class FluidSwarm:
         self.clock.after(2 * delay, self._welcome, node)
 
     def kill(self, name: str) -> None:
-        """A node ends; its peers notice a little later."""
+        """A node crashes; its peers notice a little later."""
         node = self.live.pop(name)
         node.alive = False
         self.clock.note("ends", name)
@@ -159,11 +162,11 @@ class FluidSwarm:
             assert isinstance(peer, FluidNode)
             back = peer.pipes.get(name)
             if back is not None:
-                self.clock.after(NOTICED_AFTER + pipe.delay, peer.peer_down, back)
+                self.clock.after(PEER_DOWN_SECONDS + pipe.delay, peer.peer_down, back)
 
     def cut(self, a: str, b: str, left: float, noticed_after: float | None = None) -> None:
-        """The links between two regions keep such a share of their rates, both ways; the hub hears of it so many
-        seconds later, or never."""
+        """The links between two regions keep `left` of their rates, both ways; the hub learns of it `noticed_after`
+        seconds later, or never (None)."""
         one, other = self.network.regions.index(a), self.network.regions.index(b)
         rate = self.network.rate.copy()
         for ends in ((one, other), (other, one)):
@@ -171,10 +174,10 @@ class FluidSwarm:
             self.net.narrow(*ends, left)
         self.clock.note("is cut", f"{a}-{b}")
         if noticed_after is not None:
-            self.clock.after(noticed_after, self.hub.believes, replace(self.network, rate=rate))
+            self.clock.after(noticed_after, self.hub.network_changed, replace(self.network, rate=rate))
 
     def connect(self, a: FluidNode, b: FluidNode) -> None:
-        """The two are connected, if they live, can be, and are not yet."""
+        """Connects two nodes if both are alive, can connect, and are not connected yet."""
         if a is b or not (a.alive and b.alive) or not self.network.connects(a.index, b.index):
             return
         for one, other in ((a, b), (b, a)):
@@ -187,8 +190,8 @@ class FluidSwarm:
         for one, pipe in zip((a, b), pipes, strict=True):
             one.peer_up(pipe, near=a.region == b.region, source=pipe.target.name == self.trainer)
 
-    def _greet(self, node: FluidNode) -> None:
-        """That it holds nothing yet its parents know before anything is published."""
+    def _announce_empty(self, node: FluidNode) -> None:
+        """Tells the node's parents that it holds no version, before anything is published."""
         if node.name == self.trainer:
             return
         node.swarm.running(NO_VERSION)
@@ -209,7 +212,8 @@ class FluidSwarm:
         return node
 
     def _others(self, name: str) -> list[FluidNode]:
-        """Peers besides those of the plan, as nodes choose them: the trainer while it takes any, then near ones."""
+        """Returns peers besides those of the plan, chosen as nodes choose them: the trainer while it accepts any, then
+        near nodes."""
         found = []
         if name != self.trainer and self._trainer_others > 0 and self.trainer not in self.live[name].pipes:
             self._trainer_others -= 1
@@ -222,7 +226,7 @@ class FluidSwarm:
         return found[: self.options.others]
 
     def _welcome(self, node: FluidNode) -> None:
-        """It has its lease and a view: it dials, and fetches the newest."""
+        """The node has its lease and a view: it dials, and fetches the newest version."""
         if not node.alive:
             return
         for other in self._others(node.name):
@@ -267,22 +271,22 @@ class FluidSwarm:
     def _begin(self, node: FluidNode, payload: Payload, holds: bool = False) -> None:
         if not node.alive:
             return
-        place = payload.manifest.version - 1
-        if place >= KEPT:
-            node.end(self.payloads[place - KEPT])
+        index = payload.manifest.version - 1
+        if index >= MAX_EXCHANGED_VERSIONS:
+            node.end(self.payloads[index - MAX_EXCHANGED_VERSIONS])
         if payload.id[:SHORT_ID_BYTES] not in node.payloads:
             node.begin(payload, holds=holds)
 
-    # ---- what nodes tell -------------------------------------------------------------------------------------------
+    # ---- the nodes' events -------------------------------------------------------------------------------------------
 
     def saved(self, node: FluidNode, id: bytes, size: int) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is not None:
             self.trace.saved(node, payload, size, self.clock.now)
 
     def completed(self, node: FluidNode, id: bytes) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is None or node.name == self.trainer:
             return
@@ -293,7 +297,7 @@ class FluidSwarm:
             self._missing -= 1
 
     def banned(self, node: FluidNode, peer: str) -> None:
-        """See `Witness`."""
+        """See `NodeListener`."""
         self.bans.append((node.name, peer))
         pipe = node.pipes.pop(peer, None)
         if pipe is not None and isinstance(pipe.target, FluidNode):

@@ -1,4 +1,4 @@
-"""What a run leaves behind: who held how much when, how far each region was, how busy each link was."""
+"""Records a run: each node's progress, each region's progress, each link's utilisation."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from p2psync.topology.fluid.node import FluidNode
 from p2psync.topology.fluid.payload import SCALE, Payload
 from p2psync.topology.fluid.servers import FluidNetwork
 
-#: A node's progress is noted each time it holds another such part of a payload.
+#: A node's progress is recorded whenever it holds another such fraction of a payload.
 STEPS = 8
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One moment. version: the newest then.
+class TraceSample:
+    """One sample. version: the newest at that time.
 
-    progress: by region, the mean share of it that live receivers hold (nan: there are none).
-    links: by link of `Trace.links`, the share of its rate that was used since the last sample.
+    progress: by region, the mean share of that version that live receivers hold (nan: there are none). links: by link
+    of `Trace.links`, the utilisation since the last sample.
     """
 
     time: float
@@ -32,14 +32,14 @@ class Sample:
 
 @dataclass
 class Trace:
-    """Filled while a run goes on. Times in seconds, bytes as they stand for.
+    """Recorded during a run. Times in seconds; bytes are the represented ones.
 
-    points: (time, node, version, bytes held). finished: by version, when each node had all of it.
+    points: (time, node, version, bytes held). finished: by version, when each node had all chunks.
     """
 
     regions: int
     points: list[tuple[float, str, int, int]] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[TraceSample] = field(default_factory=list)
     finished: dict[int, dict[str, float]] = field(default_factory=dict)
     links: list[tuple[int, int]] = field(default_factory=list)
     _held: dict[int, list[int]] = field(default_factory=dict)
@@ -52,17 +52,17 @@ class Trace:
         self._receivers = [0] * self.regions
 
     def joined(self, node: FluidNode) -> None:
-        """A receiver is there."""
+        """A receiver joined."""
         self._receivers[node.region] += 1
 
     def left(self, node: FluidNode) -> None:
-        """It is gone, and what it held with it."""
+        """A receiver left, and its chunks with it."""
         self._receivers[node.region] -= 1
         for version, held in self._held.items():
             held[node.region] -= self._of.pop((node.name, version), 0)
 
     def saved(self, node: FluidNode, payload: Payload, size: int, now: float) -> None:
-        """A receiver holds so many (scaled) bytes more of a payload."""
+        """A receiver saved `size` (scaled) bytes of a payload."""
         version, whole = payload.manifest.version, payload.nbytes
         before = self._of.get((node.name, version), 0)
         held = self._of[node.name, version] = before + size * SCALE
@@ -71,12 +71,12 @@ class Trace:
             self.points.append((round(now, 6), node.name, version, held))
 
     def completed(self, node: FluidNode, payload: Payload, now: float) -> bool:
-        """A receiver has all of a payload; whether this was not known yet."""
+        """A receiver has all chunks of a payload; returns whether this is new."""
         finished = self.finished.setdefault(payload.manifest.version, {})
         return node.name not in finished and finished.setdefault(node.name, now) == now
 
     def sample(self, payload: Payload, net: FluidNetwork, now: float) -> None:
-        """Note this moment; `payload` is the newest."""
+        """Records a sample; `payload` is the newest."""
         version = payload.manifest.version
         held = self._held.get(version, [0] * self.regions)
         progress = [
@@ -91,10 +91,10 @@ class Trace:
             used.append((server.nbytes - self._passed.get(pair, 0.0)) / (server.rate * since))
             self._passed[pair] = server.nbytes
         self._last = now
-        self.samples.append(Sample(now, version, progress, used))
+        self.samples.append(TraceSample(now, version, progress, used))
 
     def write(self, path: Path) -> None:
-        """The points as CSV: time, node, version, bytes held. Raises `StoreError`."""
+        """Writes the points as CSV: time, node, version, bytes held. Raises `StoreError`."""
         lines = ["seconds,node,version,bytes", *(f"{t:.6f},{node},{v},{held}" for t, node, v, held in self.points)]
         try:
             path.write_text("\n".join(lines) + "\n")
@@ -103,6 +103,6 @@ class Trace:
 
 
 def quantile(times: Sequence[float], share: float) -> float | None:
-    """The least time by which this share of them had come; None of none."""
+    """Returns the least of these times that is not exceeded by this share of them; None if there are none."""
     ordered = sorted(times)
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None

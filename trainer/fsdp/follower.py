@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from p2psync.errors import P2PSyncError, RanksError, StoreError
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.fsdp import orders
 from p2psync.trainer.fsdp.rank_builder import RankBuilder
 from p2psync.trainer.fsdp.rank_layout import RankLayout

@@ -14,7 +14,7 @@ from p2psync.membership.records import HUB_HOST, NodeInfo
 from p2psync.net.addresses import advertised_hosts, is_loopback, listen_host
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub_client import HubClient
-from p2psync.net.listening import announce
+from p2psync.net.listening import announced_hosts
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
@@ -74,7 +74,7 @@ class SeedNode:
         # On the hub's machine its own address is of no use to peers, which reach it where they reach the hub.
         beside_hub = is_loopback(self._client.url.host or "")
         host = listen_host(config.host)
-        first, further = announce(host, advertised_hosts(config.advertise), HUB_HOST if beside_hub else "")
+        first, further = announced_hosts(host, advertised_hosts(config.advertise), HUB_HOST if beside_hub else "")
         info = NodeInfo(
             node=state.node,
             role="trainer",

@@ -11,21 +11,20 @@ import math
 from collections.abc import Iterable
 
 from aiohttp import web
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
-
 from p2psync.errors import FormatError, HubError
 from p2psync.membership.checks import is_hex
-from p2psync.membership.leases import Ended
+from p2psync.membership.leases import EndedLease
 from p2psync.membership.records import Member
 from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkItem
 from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
-from p2psync.net.timer import Alarm
+from p2psync.net.timer import Timer
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.journal_writer import JournalWriter
 from p2psync.trainer.ledger.uploads import MAX_UPLOADING, ResultUploads
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 __all__ = ["LedgerService", "mount"]
 
@@ -45,7 +44,7 @@ class LedgerService:
         self.ledger = ledger
         self._hub = hub
         self._journal_writer = journal_writer
-        self._alarm = Alarm(hub.now, self.tick)
+        self._timer = Timer(hub.now, self.tick)
         self._work = asyncio.Event()
         self._results = asyncio.Event()
         self._wake_timer: asyncio.TimerHandle | None = None
@@ -118,7 +117,7 @@ class LedgerService:
         if self.ledger.done:
             self._results.set()
         self._wake()
-        self._alarm.set(self.ledger.next_expiry())
+        self._timer.set(self.ledger.next_expiry())
 
     async def serve_lease(self, request: web.Request) -> web.Response:
         """POST /v1/work/lease: `LeaseWork` → `WorkGrant`, as soon as there is work, else empty after `wait` seconds."""
@@ -162,7 +161,7 @@ class LedgerService:
             asked.lease
         ).member.info.node  # looked up each time: the lease may end while its holder waits
         items = self.ledger.lease(node, asked.work, asked.max_items, self._hub.now(), version)
-        self._alarm.set(self.ledger.next_expiry())
+        self._timer.set(self.ledger.next_expiry())
         return items
 
     def _wake(self) -> None:
@@ -178,7 +177,7 @@ class LedgerService:
         self._wake_timer = None
         self._wake()
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: EndedLease) -> None:
         self.ledger.release_node(ended.member.info.node)
         self.tick()
 
@@ -188,7 +187,7 @@ class LedgerService:
 
     async def _stop(self, _app: web.Application) -> None:
         self._closing = True
-        self._alarm.cancel()
+        self._timer.cancel()
         if self._wake_timer is not None:
             self._wake_timer.cancel()
         self._work.set()

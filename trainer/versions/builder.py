@@ -24,12 +24,11 @@ from typing import Protocol, TypeVar
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec
 from p2psync.errors import DigestMismatchError, FormatError, StoreError
-from p2psync.membership.lineage import in_short
+from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import newest_reachable, resolve, target_key
@@ -479,7 +478,7 @@ def _load_number(path: Path) -> int:
 
 def announcement_of(signed: SignedManifest, manifest: Manifest) -> Announcement:
     """Returns the announcement of a manifest, as a hub would make it."""
-    return in_short(manifest, signed.id, len(signed.to_bytes()))
+    return to_announcement(manifest, signed.id, len(signed.to_bytes()))
 
 
 def position_of(manifest: Manifest) -> Position:

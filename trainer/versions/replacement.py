@@ -64,7 +64,7 @@ class Replacement:
                     await self._look()
 
     async def _look(self) -> None:
-        reason = self._acceptance.look(await self._members(), time.monotonic())
+        reason = self._acceptance.check(await self._members(), time.monotonic())
         if reason is not None:
             self._emit(Trouble(f"{reason}: verifying the published bits, and writing them out whole"))
             await self._node.write_whole()

@@ -118,7 +118,7 @@ class _LocationSearch:
         models = self._policies(models)
         if len(models) == 1:
             return models
-        for location in names.POLICY_PLACES:
+        for location in names.POLICY_FOLDERS:
             preferred = [model for model in models if model.path == _join(step, location)]
             if preferred:
                 self._exclude((m for m in models if m not in preferred), f"stands beside {location}: --inside chooses")
@@ -165,7 +165,7 @@ class _LocationSearch:
         return [
             CheckpointLocation(entry.path, lone=True)
             for entry in self._weights(folder)
-            if names.is_lone_step(entry.name) and entry.name not in named
+            if names.is_single_file_step(entry.name) and entry.name not in named
         ]
 
     def _has_weights(self, folder: str, without: Iterable[str] = ()) -> bool:

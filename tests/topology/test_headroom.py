@@ -1,4 +1,4 @@
-"""How much more than planned flows may send before something on their way is full."""
+"""Headroom: how far flows may exceed their planned rates."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from p2psync.topology.headroom import Spare
+from p2psync.topology.headroom import Headroom
 from p2psync.topology.model import load
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.planner import make_plan
@@ -38,8 +38,8 @@ def network(tmp_path: Path) -> Network:
     return from_topology(load(file))
 
 
-def across(network: Network, spare: Spare, to: str) -> list[float]:
-    """Of all flows of the plan into a region."""
+def across(network: Network, headroom: Headroom, to: str) -> list[float]:
+    """The total rate of the plan's flows into a region."""
     plan = make_plan(network)
     region = {name: network.regions[network.region[i]] for i, name in enumerate(network.names)}
     pairs = {
@@ -48,24 +48,24 @@ def across(network: Network, spare: Spare, to: str) -> list[float]:
         for child, parent in enumerate(row)
         if parent >= 0 and region[plan.names[child]] == to != region[plan.names[parent]]
     }
-    return [spare.of(parent, [child])[0] for parent, child in pairs]
+    return [headroom.of(parent, [child])[0] for parent, child in pairs]
 
 
-def test_the_link_that_binds_leaves_nothing_and_a_wide_one_what_it_has_left(network: Network) -> None:
-    spare = Spare(make_plan(network), network)
-    assert across(network, spare, "c") == pytest.approx([1.0])
-    assert across(network, spare, "b") == pytest.approx([5.0] * len(across(network, spare, "b")))
+def test_a_full_link_has_no_headroom_and_a_wide_one_its_remaining_capacity(network: Network) -> None:
+    headroom = Headroom(make_plan(network), network)
+    assert across(network, headroom, "c") == pytest.approx([1.0])
+    assert across(network, headroom, "b") == pytest.approx([5.0] * len(across(network, headroom, "b")))
 
 
-def test_of_what_was_not_measured_nothing_is_known(network: Network) -> None:
+def test_an_unmeasured_link_has_unknown_headroom(network: Network) -> None:
     measured = network.measured.copy()
     a, c = network.regions.index("a"), network.regions.index("c")
     measured[a, c] = False
     unknown = replace(network, measured=measured)
-    assert across(unknown, Spare(make_plan(unknown), unknown), "c") == [math.inf]
+    assert across(unknown, Headroom(make_plan(unknown), unknown), "c") == [math.inf]
 
 
-def test_one_who_takes_less_than_the_others_is_sent_no_more_than_that(network: Network) -> None:
+def test_a_slow_childs_headroom_is_its_own_rate(network: Network) -> None:
     down = network.down.copy()
     slow = network.names.index("b-1")
     down[slow] = 5.0
@@ -74,14 +74,14 @@ def test_one_who_takes_less_than_the_others_is_sent_no_more_than_that(network: N
     assert plan.slow.keys() == {"b-1"}
     parents = {plan.names[p] for p in plan.parents[:, plan.names.index("b-1")]}
     for parent in parents:
-        assert Spare(plan, uneven).of(parent, ["b-1"])[0] * plan.rate <= 5.0 + 1e-6
+        assert Headroom(plan, uneven).of(parent, ["b-1"])[0] * plan.rate <= 5.0 + 1e-6
 
 
-def test_an_uplink_that_all_ways_share_leaves_what_it_has_to_each(network: Network) -> None:
+def test_a_shared_uplink_gives_each_child_all_its_headroom(network: Network) -> None:
     tight = replace(network, up=np.full(network.size, 40.0))
     plan = make_plan(tight)
-    spare = Spare(plan, tight)
+    headroom = Headroom(plan, tight)
     i = plan.trainer
     load = plan.rate * plan.egress(i)
     children = [plan.names[c] for c in np.flatnonzero((plan.parents == i).any(axis=0))]
-    assert max(spare.of(plan.names[i], children)) <= 40.0 / load + 1e-6
+    assert max(headroom.of(plan.names[i], children)) <= 40.0 / load + 1e-6

@@ -1,4 +1,4 @@
-"""What members and the trainer say beside versions: how fast chunks come, and a line for people."""
+"""Reports besides versions: the fetch rate of members, and the trainer's note."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.transfer import pack_bitmap
 
 
-def test_a_renewal_says_how_fast_chunks_come_and_wakes_nobody() -> None:
+def test_a_renewal_reports_the_fetch_rate_and_wakes_nobody() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
-    revision, acknowledged = core.revision, core.acknowledged
+    revision, acknowledgements = core.revision, core.acknowledgements
     core.renew(Renew(lease=lease, fetch_rate=120_000), now=1)
     assert [m.fetch_rate for m in core.view().members] == [120_000]
-    assert (core.revision, core.acknowledged) == (revision, acknowledged)
+    assert (core.revision, core.acknowledgements) == (revision, acknowledgements)
     core.renew(Renew(lease=lease, version=3, digest="a" * 32, fetch_rate=120_000), now=2)
-    assert core.acknowledged == acknowledged + 1
+    assert core.acknowledgements == acknowledgements + 1
 
 
 @pytest.mark.parametrize("rate", [-1, 1 << 60])
-def test_a_rate_is_bounded(rate: int) -> None:
+def test_a_fetch_rate_is_bounded(rate: int) -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     core.renew(Renew(lease=lease, fetch_rate=5), now=1)
@@ -40,20 +40,20 @@ def test_a_rate_is_bounded(rate: int) -> None:
     assert core.expire(18.9) == []
 
 
-def test_the_status_carries_the_trainers_last_remark() -> None:
+def test_the_status_carries_the_trainers_last_note() -> None:
     core = make_core()
     token = claim(core)
-    assert core.status(0, 0).remark == ""
-    core.announce(Announce(token=token, manifests=[manifest(0)], remark="profile fast: as told"), now=0.0)
+    assert core.status(0, 0).note == ""
+    core.announce(Announce(token=token, manifests=[manifest(0)], note="profile fast: as configured"), now=0.0)
     announce(core, token, manifest(1, 0))
-    assert core.status(0, 0).remark == "profile fast: as told"
-    with pytest.raises(FormatError, match="remark"):
-        core.announce(Announce(token=token, manifests=[manifest(2, 1)], remark="two\nlines"), now=0.0)
-    with pytest.raises(FormatError, match="remark"):
-        core.announce(Announce(token=token, remark="x" * 1000), now=0.0)
+    assert core.status(0, 0).note == "profile fast: as configured"
+    with pytest.raises(FormatError, match="note"):
+        core.announce(Announce(token=token, manifests=[manifest(2, 1)], note="two\nlines"), now=0.0)
+    with pytest.raises(FormatError, match="note"):
+        core.announce(Announce(token=token, note="x" * 1000), now=0.0)
     assert core.view().head == 1
     claim(core, epoch=2, run="f" + RUN[1:])
-    assert core.status(0, 0).remark == "", "another run"
+    assert core.status(0, 0).note == "", "another run"
 
 
 def test_announcements_name_their_profile() -> None:
@@ -62,7 +62,7 @@ def test_announcements_name_their_profile() -> None:
     assert [a.profile for a in core.view().lineage] == ["fast"]
 
 
-def test_a_node_tells_the_rate_that_it_measured() -> None:
+def test_a_node_reports_its_measured_fetch_rate() -> None:
     core = NodeCore(node(1), NodeConfig(), random.Random(1))
     data = [bytes([i]) * 50_000 for i in range(30)]
     made = _manifest(data)

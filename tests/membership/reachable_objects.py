@@ -1,4 +1,4 @@
-"""What an object holds: all that its tables lead to, so that a table that only grows is seen."""
+"""Finds everything that an object references, so that tests notice tables that only grow."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _FIGURES = (int, float, bool, type(None))
 
 
 def entries(root: object) -> int:
-    """Entries of dictionaries, lists, sets, tuples and deques that can be reached from `root`, each once."""
-    tables = (thing for thing in walk(root) if isinstance(thing, Mapping | list | tuple | set | frozenset | deque))
+    """Counts the entries of all dictionaries, lists, sets, tuples and deques reachable from `root`, each once."""
+    tables = (thing for thing in reachable(root) if isinstance(thing, Mapping | list | tuple | set | frozenset | deque))
     return sum(len(table) for table in tables)
 
 
 def names(root: object) -> set[str | bytes]:
-    """Texts and byte strings that can be reached from `root`."""
-    return {thing for thing in walk(root) if isinstance(thing, str | bytes)}
+    """Returns the strings and byte strings reachable from `root`."""
+    return {thing for thing in reachable(root) if isinstance(thing, str | bytes)}
 
 
-def walk(root: object) -> Iterator[object]:
-    """All that can be reached from `root` by attributes and entries, but code and figures; each object once."""
+def reachable(root: object) -> Iterator[object]:
+    """Yields each object reachable from `root` by attributes and entries once, except code and numbers."""
     seen: set[int] = set()
     kept: list[object] = []  # so that no other object gets the place of one that was seen
     waiting = [root]
