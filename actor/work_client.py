@@ -7,6 +7,7 @@ import random
 import secrets
 
 import zstandard
+
 from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.work import (
     MAX_GRANT_BYTES,

@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
+
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
+from p2psync.engines.device import unit_transfer as unit_transfer
+from p2psync.engines.device.extract import DeviceExtraction, best_finder
 from p2psync.engines.device.finder import ChangeFinder, TorchFinder, VersionPair, nan_bits
 from p2psync.engines.device.unit_transfer import UnitSelection
 from p2psync.store.encoding import DELTA_BLOCK_UNITS
-
-from p2psync.engines.device import unit_transfer as unit_transfer
-from p2psync.engines.device.extract import DeviceExtraction, best_finder
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import msgspec
+
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import NodeStatistics
-from p2psync.topology.measured import PathFigures
-
 from p2psync.protocol.plan import NodePlan
+from p2psync.topology.measured import PathFigures
 
 
 def merge_co_publishers(

@@ -11,8 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import structs
+
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Member, NodeStatistics
+from p2psync.protocol.plan import NodePlan
 from p2psync.topology.ack_overhead import without_ack_overhead
 from p2psync.topology.co_publishers import (
     co_publisher_shares,
@@ -27,8 +29,6 @@ from p2psync.topology.measured import NodeFigures, PathFigures, from_measurement
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 from p2psync.topology.planner import DEFAULT_PAYLOAD_BYTES, make_plan, replan
-
-from p2psync.protocol.plan import NodePlan
 
 #: The region of members that name none and have no known round trip.
 UNKNOWN_REGION = "unknown"

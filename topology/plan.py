@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from p2psync.topology.bound import BITS_PER_MBIT
-from p2psync.topology.network import Floats, Ints, Network
 
 from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.topology.bound import BITS_PER_MBIT
+from p2psync.topology.network import Floats, Ints, Network
 
 #: Bytes of a chunk in predictions, by default.
 CHUNK_BYTES = 64 << 10

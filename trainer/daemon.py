@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
+
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.engines.checkpoint.framework_names import printable
 from p2psync.errors import FormatError, StoreError, UsageError

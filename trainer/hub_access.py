@@ -13,7 +13,7 @@ from p2psync.membership.planning import Planner
 from p2psync.net.addresses import url_of
 from p2psync.net.hub import HubService
 from p2psync.net.listening import local_host, reachable_host
-from p2psync.observe.events import Event, HubAway, Trouble
+from p2psync.observe.events import Event, HubUnreachable, Trouble
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST
 from p2psync.trainer.config import TrainerConfig
 
@@ -51,7 +51,7 @@ async def ask_hub(ask: Callable[[], Awaitable[T]], *, wait: bool, on_event: Call
             if not wait:
                 raise
             if not told:
-                on_event(HubAway(f"{error}; waiting for it"))
+                on_event(HubUnreachable(f"{error}; waiting for it"))
             told = True
         await asyncio.sleep(pause)
         pause = min(RETRY_LAST, pause * 2)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+
 from p2psync.errors import FencedError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import RANDOM_BITS

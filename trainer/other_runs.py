@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+
 from p2psync.membership.records import Member
 from p2psync.observe.events import ActorsOnNewerRun
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from p2psync.observe.events import Published, Unlike
+from p2psync.observe.events import FewTensorsShared, Published
 from p2psync.trainer.versions.builder import BuiltVersion
 
 
@@ -27,7 +27,7 @@ def published_event(built: BuiltVersion, checkpoint: str = "") -> Published:
     )
 
 
-def unlike_event(built: BuiltVersion) -> Unlike | None:
+def unlike_event(built: BuiltVersion) -> FewTensorsShared | None:
     """Returns the warning for a delta that keeps less than half of the bytes in their tensors; None for any other.
 
     Such a version is that of another model, most likely.
@@ -41,4 +41,4 @@ def unlike_event(built: BuiltVersion) -> Unlike | None:
     nbytes, kept = sum(spec.nbytes for spec in after), sum(spec.nbytes for spec in shared)
     if kept * 2 >= nbytes:
         return None
-    return Unlike(manifest.version, manifest.base, len(shared), len(after), kept, nbytes)
+    return FewTensorsShared(manifest.version, manifest.base, len(shared), len(after), kept, nbytes)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
+
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.protocol.versions import PathStep, Position
 

@@ -13,17 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+
 from p2psync.delta.algebra import apply_block, reblock
 from p2psync.delta.block import Block
 from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, check_chain, iter_blocks
 from p2psync.engines.offline.rebuild import check_base_table
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.disk import disk_errors
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
-
-from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, check_chain, iter_blocks
 
 
 def needs_base(chain: Sequence[DeltaReader]) -> bool:

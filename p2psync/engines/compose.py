@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
+
 from p2psync.delta import algebra
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk

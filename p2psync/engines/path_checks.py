@@ -6,11 +6,10 @@ import itertools
 from collections.abc import Sequence
 
 from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.engines.base import PathStep, Position, rows_after
 from p2psync.engines.checkpoint.layout import check_rows
 from p2psync.errors import BaseMismatchError
 from p2psync.protocol.manifest import Manifest, check_consecutive
-
-from p2psync.engines.base import PathStep, Position, rows_after
 
 
 def position_of(manifest: Manifest) -> Position:

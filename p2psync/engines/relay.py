@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
 from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.base import ChunkBytes, CommitResult, rows_after
 from p2psync.errors import BaseMismatchError, EngineError, StoreError
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
-
-from p2psync.engines.base import ChunkBytes, CommitResult, rows_after
 
 
 class _RelayRecord(msgspec.Struct, frozen=True):

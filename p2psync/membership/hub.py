@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+
 from p2psync.errors import FormatError, HubError, LineageFullError, ReplayError, UsageError
 from p2psync.membership.changes import ChangeLog
 from p2psync.membership.checks import (
@@ -53,7 +54,6 @@ from p2psync.membership.renewal import ParsedRenewal, check_renewal
 from p2psync.membership.runs import run_name
 from p2psync.membership.suspicion import SuspicionTable
 from p2psync.protocol.manifest import open_signed
-
 from p2psync.protocol.plan import NodePlan, unplanned
 
 #: Up to this many members, each acknowledgement checks whether all run the newest version, so that plans may change;

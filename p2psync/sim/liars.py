@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, ManifestGossip, Message, Request
 from p2psync.sim.node import SimNode
 from p2psync.swarm.actions import SendChunk

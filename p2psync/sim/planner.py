@@ -10,7 +10,6 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.membership.planning import PlanTask
-
 from p2psync.protocol.plan import NodePlan, TreePosition
 
 #: Parents by index; -1 at the trainer, which is first. A parent precedes its children.

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.rounding import round_bf16

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.engines.relay import RelayEngine
 from p2psync.errors import BaseMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest, pack_table, sign
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
-
-from p2psync.engines.relay import RelayEngine
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SPEC = TensorSpec(Kind.TENSOR, "w", "U8", (100,))

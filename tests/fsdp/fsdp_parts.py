@@ -17,6 +17,7 @@ from typing import Any, TextIO, cast
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.protocol.manifest import Manifest
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 from fsdp_parts import KEY
+
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.errors import RanksError
 from p2psync.protocol.versions import Position

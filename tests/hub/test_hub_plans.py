@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import zstandard
 from hub_parts import KEY, RUN, TRAINER, TRUSTED, manifest, node, until
+
 from p2psync.errors import HubError, LeaseError
+from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import NodeStatistics, PathStatistics, View
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import pack, unpack
-
-from p2psync.membership.hub import HubConfig
 from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import zstandard
 from ledger_parts import Clock, until
+
 from p2psync.actor import work_client
 from p2psync.actor.work_client import WorkClient
 from p2psync.errors import FormatError, HubError, StoreError

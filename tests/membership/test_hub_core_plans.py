@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 from membership_parts import LATER_RUN, announce, claim, fresh, make_core, manifest, node
+
 from p2psync.errors import FormatError, HubError, LeaseError
+from p2psync.membership.hub import HubCore
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Announce, Join, Leave, NodeStatistics, Renew
 from p2psync.membership.suspicion import SUSPICION_SECONDS
-
-from p2psync.membership.hub import HubCore
 from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
 
 TRAINER = node(1).node

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 import uvloop
+from peer_parts import SHORT, Raw, Run, Told, hello, until
+
 from p2psync.errors import UsageError
 from p2psync.net import measuring as measuring_module
 from p2psync.net import peers, tcp
 from p2psync.net.junk import FRAME
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
+from p2psync.protocol.plan import NodePlan, TreePosition
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauge import Gauge
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probing import Prober
-from peer_parts import SHORT, Raw, Run, Told, hello, until
-
-from p2psync.protocol.plan import NodePlan, TreePosition
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from p2psync.errors import FormatError
 
+from p2psync.errors import FormatError
 from p2psync.protocol.plan import NodePlan, TreePosition, tree_of_chunks
 
 PLAN = NodePlan(

@@ -6,6 +6,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from swarm_parts import view_of
+
 from p2psync.errors import FormatError
 from p2psync.membership.client import (
     BARE_MIN_SECONDS,
@@ -20,10 +22,8 @@ from p2psync.membership.client import (
     MembershipClient,
 )
 from p2psync.membership.records import Lease, NodeInfo, NodeStatistics, PathStatistics, Renew, View
-from p2psync.swarm.node import Dial, NodeConfig, NodeCore
-from swarm_parts import view_of
-
 from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
+from p2psync.swarm.node import Dial, NodeConfig, NodeCore
 
 TTL = 9.0
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from p2psync.protocol.messages import Chunk, Subscribe
-from p2psync.swarm.core import SwarmConfig
-from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
-
 from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.swarm.core import SwarmConfig
 from p2psync.swarm.trees import tag_of
+from tests.swarm.swarm_parts import CHUNK, Bench, chunk_data
 
 #: Two chunks at a time for each peer.
 CONFIG = SwarmConfig(

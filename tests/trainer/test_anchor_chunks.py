@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from p2psync.trainer.config import TrainerConfig
-from p2psync.trainer.node import TrainerNode
 from trainer_parts import KEY, Arrays
 
 from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.trainer.config import TrainerConfig
+from p2psync.trainer.node import TrainerNode
 
 #: Of 32 MiB.
 UNITS = 16 << 20

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.trainer.versions.source import CheckpointReadError, CheckpointSource
 

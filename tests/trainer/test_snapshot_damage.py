@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trainer_parts import KEY, RUN, Arrays, Bench, spec
+
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
@@ -21,7 +23,6 @@ from p2psync.store.packs import Store
 from p2psync.trainer.versions.builder import LocalVersionBuilder, announcement_of
 from p2psync.trainer.versions.scrubber import SnapshotScrubber
 from p2psync.trainer.versions.snapshot import Snapshot
-from trainer_parts import KEY, RUN, Arrays, Bench, spec
 
 #: Units of more than one block, so that the last one is short.
 MANY = (1 << 20) + 12_345

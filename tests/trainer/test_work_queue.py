@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
+from trainer_parts import KEY
+
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.actor.work_queue import ClaimedItem, WorkQueue, items_ahead
@@ -16,8 +19,6 @@ from p2psync.observe.events import Committed, Event, Fetching, Note
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 from p2psync.trainer.rollouts import Rollouts
-from torch import nn
-from trainer_parts import KEY
 
 LIMIT = 30.0
 

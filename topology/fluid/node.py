@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Protocol
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Message
+from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
 from p2psync.topology.fluid.payload import Payload
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
-
-from p2psync.protocol.plan import NodePlan
 
 _NEVER = float("inf")
 #: Seconds between two reads of queued HAVE messages; any other message makes the node read them first. Handling each

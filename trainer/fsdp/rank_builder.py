@@ -18,6 +18,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.delta.algebra import apply_block, apply_with_digest, densify
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
+
 from p2psync.delta.algebra import gather
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
-from p2psync.store.packs import Pack, Store
+from p2psync.store.pack import Pack
+from p2psync.store.packs import Store
 from p2psync.trainer.fsdp import orders
 from p2psync.trainer.fsdp.rank_builder import RankBuilder
 from p2psync.trainer.fsdp.rank_layout import RankLayout

@@ -11,6 +11,9 @@ import math
 from collections.abc import Iterable
 
 from aiohttp import web
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
 from p2psync.errors import FormatError, HubError
 from p2psync.membership.checks import is_hex
 from p2psync.membership.leases import EndedLease
@@ -23,8 +26,6 @@ from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.journal_writer import JournalWriter
 from p2psync.trainer.ledger.uploads import MAX_UPLOADING, ResultUploads
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 __all__ = ["LedgerService", "mount"]
 

@@ -22,6 +22,7 @@ from typing import TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.delta.algebra import apply_block, invert
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
+
 from p2psync.delta.block import MAX_BLOCK_UNITS, Block, block_count, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.kernels.block_sums import BlockSums, ScanSums, sum_blocks

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
 from p2psync.delta.tensors import Row, TensorSpec, Units
@@ -32,7 +33,7 @@ class Source(Protocol):
         """
 
 
-class FoundChanges(Protocol):
+class SourceChanges(Protocol):
     """The changes that a source found by itself."""
 
     def of(self, row: int) -> Iterable[FoundChanges] | None:
@@ -49,7 +50,7 @@ class FoundChanges(Protocol):
 class ChangeFindingSource(Protocol):
     """A source that can find changes where its tensors are, such as on a GPU."""
 
-    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> FoundChanges | None:
+    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> SourceChanges | None:
         """Returns the changes from `base` in the rows that exist before and after; None if all must be read.
 
         block_units: units in a whole block; see `block_span`.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import msgspec
+
 from p2psync.engines.checkpoint.framework_names import is_text, printable
 from p2psync.trainer.watch.candidates import (
     Candidate,

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from p2psync.delta.block import block_span, check_block_units
 from p2psync.delta.extract import FoundChanges, found_block
 from p2psync.delta.kernels.tile_order import order_runs

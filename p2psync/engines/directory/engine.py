@@ -23,18 +23,17 @@ from pathlib import Path
 from types import TracebackType
 
 from p2psync.delta.tensors import TensorSpec, Units
+from p2psync.engines.base import ChunkReader, CommitResult, PathStep, Position, rows_after
 from p2psync.engines.checkpoint.files import Checkpoint
+from p2psync.engines.directory import seals
+from p2psync.engines.directory.in_place_apply import CrashHook, LocalTensors, PathApplier
 from p2psync.engines.directory.live_slot import LiveSlot
 from p2psync.engines.directory.second_slot import SecondSlot
 from p2psync.engines.directory.slots import disk_errors_as_engine_errors, mirror_files, remove_others
 from p2psync.engines.directory.stage import DirectoryStage
-from p2psync.errors import DigestMismatchError, EngineError, FormatError
-
-from p2psync.engines.base import ChunkReader, CommitResult, PathStep, Position, rows_after
-from p2psync.engines.directory import seals
-from p2psync.engines.directory.in_place_apply import CrashHook, LocalTensors, PathApplier
 from p2psync.engines.directory.state import EngineDirectory, SlotName, boot_id, other_slot
 from p2psync.engines.path_checks import check_path, position_of
+from p2psync.errors import DigestMismatchError, EngineError, FormatError
 
 #: How long a stage waits for readers of the slot that it will change (seconds), unless told otherwise.
 DEFAULT_READER_LIMIT = 30.0

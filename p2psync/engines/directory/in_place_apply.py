@@ -20,19 +20,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
+
 from p2psync.delta.algebra import apply_block, apply_with_digest
 from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.engines.base import ChunkBytes, ChunkReader, PathStep
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.layout import EMPTY_LAYOUT, CheckpointLayout, compute_layout
 from p2psync.engines.directory.slots import rebuild_layout
 from p2psync.errors import EngineError, FormatError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
-
-from p2psync.engines.base import ChunkBytes, ChunkReader, PathStep
 
 #: Called with the name of each point at which a test may end the process.
 CrashHook = Callable[[str], None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from p2psync.engines.base import ChunkReader, Position, Step
+from p2psync.engines.base import ChunkReader, PathStep, Position
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory import seals
 from p2psync.engines.directory.in_place_apply import CrashHook, LocalTensors, PathApplier
@@ -24,7 +24,7 @@ from p2psync.engines.directory.slots import (
 )
 from p2psync.engines.directory.state import EngineDirectory, SlotName, other_slot
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
-from p2psync.store.records import open_up
+from p2psync.store.records import grant_owner_access
 
 
 class SecondSlot:
@@ -40,7 +40,7 @@ class SecondSlot:
         self._reader_limit = reader_limit
         self._hook = hook
         #: The last committed path of deltas, () if the second slot cannot be brought up by applying it.
-        self.last_path: tuple[Step, ...] = ()
+        self.last_path: tuple[PathStep, ...] = ()
         #: The version that the slot held when it was marked dirty.
         self._held: Position | None = None
         #: The seal of the slot when it was brought to the live version.
@@ -63,7 +63,7 @@ class SecondSlot:
         second: SlotName = other_slot(state.live) if state.live is not None else "a"
         slot = self._directory.slot(second)
         with disk_errors_as_engine_errors(slot):
-            open_up(slot)
+            grant_owner_access(slot)
             check_free_space(slot, max(0, nbytes - disk_bytes(slot)))
             if self._lock is None or self._lock[0] != second:
                 self.unlock()
@@ -88,7 +88,9 @@ class SecondSlot:
         self._hook("brought up")
         self.seal = seals.seal_of(slot)
 
-    def applier(self, base: Checkpoint | None, digest: bytes, path: Sequence[Step], local: LocalTensors) -> PathApplier:
+    def applier(
+        self, base: Checkpoint | None, digest: bytes, path: Sequence[PathStep], local: LocalTensors
+    ) -> PathApplier:
         """Returns what applies `path` to the slot; see `PathApplier`."""
         slot = self._directory.slot(self.name)
         return PathApplier(slot, self._directory.build, base, digest, path, self._reader, local, self._hook)

@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from p2psync.engines.base import Position
 from p2psync.engines.directory.seals import NO_SEAL
 from p2psync.errors import EngineError, StoreError
 from p2psync.store.disk import disk_errors, lock, path_names_file, sync_directory
 from p2psync.store.records import clear, make_directory, recover_record, save_record
-
-from p2psync.engines.base import Position
 
 SlotName = Literal["a", "b"]
 _ENGINE_FOLDER = ".p2psync"

@@ -24,20 +24,20 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.engines.base import ChunkBytes, CommitResult, PathStep, Position
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import blob_spec, canonical_header
 from p2psync.engines.module.extra_state import ExtraStateTensor
 from p2psync.engines.module.live_tensors import LiveTensor, host_units, live_tensor
+from p2psync.engines.module.staging import ModuleStaging, TensorChange, prepare_change_writes
 from p2psync.engines.module.table import ModuleTable, Names, module_rows, module_specs, table_source
 from p2psync.engines.module.writer import AtomicWriter, Write
+from p2psync.engines.path_checks import check_path, position_of
 from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest
-
-from p2psync.engines.base import ChunkBytes, CommitResult, PathStep, Position
-from p2psync.engines.module.staging import ModuleStaging, TensorChange, prepare_change_writes
-from p2psync.engines.path_checks import check_path, position_of
 
 __all__ = [
     "ModuleEngine",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from p2psync.delta.block import MAX_BLOCK_BYTES, Block, block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block

@@ -15,19 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
 from p2psync.delta.algebra import apply_block, compose
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.kernels.unit_loops import address, scatter_runs
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.engines.base import ChunkBytes, PathStep
 from p2psync.engines.device.unit_transfer import DEVICE_BYTES, UnitSelection, gather_units, prepare_unit_writes
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
 from p2psync.engines.module.misfit import describe_misfit
 from p2psync.errors import EngineError, MisfitError
 from p2psync.parallel import in_parallel, thread_count
-
-from p2psync.engines.base import ChunkBytes, PathStep
 
 #: Changed units on a device whose old bits are gathered by one call.
 _PENDING_UNITS = 1 << 22

@@ -17,12 +17,15 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+
 from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.engines.base_free import make_base_free, needs_base
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
+from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, compose_chain, invert_delta, iter_blocks
 from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild_checkpoint
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
@@ -30,9 +33,6 @@ from p2psync.protocol.manifest import Manifest, open_signed
 from p2psync.store.deltafile import DeltaFile, DeltaFileWriter
 from p2psync.store.encoding import ChunkSink, Encoding, rows_between
 from p2psync.store.staging import StagedPath, refuse_existing
-
-from p2psync.engines.base_free import make_base_free, needs_base
-from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, compose_chain, invert_delta, iter_blocks
 
 #: The run of deltas that no trainer published.
 OFFLINE_RUN = "0" * 32

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
 from p2psync.delta.digest import unit_witness
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.module.live_tensors import host_units, torch_dtype
