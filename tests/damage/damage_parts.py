@@ -15,7 +15,7 @@ from engine_parts import Files, Run, Weights, perturb, tensor, tree, write_files
 from store_parts import KEY
 
 from p2psync.actor.node import chunk_reader
-from p2psync.engines.base import Step
+from p2psync.engines.base import PathStep
 from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import P2PSyncError
@@ -60,7 +60,7 @@ class Published:
             if version:
                 self._add(version, self.run.delta(version - 1, version, made[version - 1], made[version]))
 
-    def _add(self, version: int, step: Step) -> None:
+    def _add(self, version: int, step: PathStep) -> None:
         signed = sign(step.manifest, KEY)
         self.signed[signed.id], self.manifests[signed.id] = signed, step.manifest
         self.chunks[signed.id] = self.run.data(step)

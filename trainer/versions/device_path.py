@@ -48,12 +48,12 @@ class DeviceChanges:
         self._next: dict[Iterator[FoundChanges], FoundChanges | None] = {}
 
     def of(self, row: int) -> Iterable[FoundChanges] | None:
-        """See `p2psync.trainer.versions.source.DeviceChanges`."""
+        """See `p2psync.trainer.versions.source.SourceChanges`."""
         found = self._found.get(row)
         return None if found is None else self._take(row, found)
 
     def sums(self, row: int) -> ScanSums | None:
-        """See `p2psync.trainer.versions.source.DeviceChanges`."""
+        """See `p2psync.trainer.versions.source.SourceChanges`."""
         return self._sums.get(row)
 
     def _take(self, row: int, found: Iterator[FoundChanges]) -> Iterator[FoundChanges]:
