@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 #: What begins a test's id where only one may run at a time.
-ALONE = ("tests/topology/test_emulator", "tests/topology/test_probing_wan", "tests/bench/test_bench_")
+ALONE = (
+    "tests/topology/test_emulator",
+    "tests/topology/test_probing_wan",
+    "tests/bench/test_bench_",
+    "tests/daemons/test_daemons_planned",
+)
 #: Who comes first: what takes long, so that no worker is left with it at the end; and whoever compiles what many need.
 ORDER = (
     *("tests/topology/test_emulator", "tests/topology/test_probing_wan"),

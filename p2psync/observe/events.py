@@ -133,7 +133,8 @@ class Committed(Event, frozen=True):
     steps: manifests on the way to it, from version `since` on; None: the first is an anchor. changed, total: units that
     the deltas among them change, and units that they are of, each summed over the deltas; of an anchor that is alone,
     its own. payload_bytes: of the chunks that the way needs. fetched_bytes: of the chunks that peers sent since the
-    commit before; wasted_bytes of them came twice, too late or damaged. seconds: since the way was chosen.
+    commit before; wasted_bytes of them came twice, too late or damaged, and pushed_bytes came down the plan's trees
+    without being asked for. seconds: since the way was chosen.
     """
 
     version: int
@@ -149,6 +150,7 @@ class Committed(Event, frozen=True):
     since: int | None = None
     payload_bytes: int = 0
     wasted_bytes: int = 0
+    pushed_bytes: int = 0
 
     @property
     def share(self) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 from checkpoint_parts import Model, sums
 from child_signals import heed_interrupts
-from forked_daemons import Forked, can_fork
+from forked_daemons import Forked
 
 from p2psync.protocol.keys import private_text, public_text
 
@@ -44,10 +44,7 @@ class Process:
         self._changed = threading.Condition()
         self._over = False
         self.process: Forked | subprocess.Popen[bytes]
-        if can_fork() and not fresh:
-            self.process = Forked(self.args, log, signals)
-        else:
-            self.process = self._started(log, signals)
+        self.process = self._started(log, signals) if fresh else Forked(self.args, log, signals)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import IO
 from child_signals import ignore_interrupts
 
 _libc = ctypes.CDLL(None)
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _CLONE_NEWNET = 1, 0x40000000
 _HERE = Path(__file__).parent
 #: Where the server finds its imports, and with how few threads: a fork is without those of its parent.
 _SERVER = {
@@ -37,10 +38,13 @@ class Forked:
     def __init__(self, args: Sequence[str], log: Path, signals: Callable[[], None]) -> None:
         """Start `p2psync` with these arguments; its stderr is appended to `log`."""
         log.touch()
+        network = Path(f"/proc/{os.getpid()}/task/{threading.get_native_id()}/ns/net")
         reading, writing = os.pipe()
         with Connection(writing, readable=False) as end:
             ignores = signals is ignore_interrupts
-            self._process = _context.Process(target=_run, args=(list(args), end, log, dict(os.environ), ignores))
+            self._process = _context.Process(
+                target=_run, args=(list(args), end, log, dict(os.environ), ignores, network)
+            )
             before = {name: os.environ.get(name) for name in _SERVER}
             os.environ.update(_SERVER)  # the first of a run starts the server
             try:
@@ -76,14 +80,15 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def can_fork() -> bool:
-    """Whether a fork would be in this thread's network: threads of `private_network` have one of their own."""
-    return Path("/proc/thread-self/ns/net").readlink() == Path(f"/proc/{os.getpid()}/ns/net").readlink()
-
-
-def _run(args: list[str], out: Connection, log: Path, environment: dict[str, str], ignores: bool) -> None:
-    """In the fork: be what `python -m p2psync` would be."""
+def _run(
+    args: list[str], out: Connection, log: Path, environment: dict[str, str], ignores: bool, network: Path
+) -> None:
+    """In the fork: be what `python -m p2psync` would be, in the network of the thread that started it."""
     os.setsid()
+    if network.readlink() != Path("/proc/self/ns/net").readlink():
+        with network.open("rb") as entered:
+            if _libc.setns(entered.fileno(), _CLONE_NEWNET):
+                raise OSError("cannot enter the network of the test")
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN if ignores else signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
