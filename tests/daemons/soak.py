@@ -170,6 +170,8 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    command = f"python -m tests.daemons.soak --kills {args.kills} --seed {args.seed}"
+    print(command, flush=True)
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     with tempfile.TemporaryDirectory(prefix="p2psync-soak-") as place:
         swarm = Swarm(Path(place), key)
@@ -178,6 +180,9 @@ def main() -> None:
             soak.begin()
             for line in soak.rounds(args.kills):
                 print(line, flush=True)
+        except AssertionError:
+            print(f"failed; again: {command}", flush=True)
+            raise
         finally:
             swarm.close()
     print(f"{args.kills} kills, {len(soak.told)} versions, every bit right")

@@ -55,7 +55,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     assert sum(event.pushed_bytes for event in commits) > 0.9 * useful
     sent = trainer.runner.core.swarm.sent_bytes - before
     assert sent < 0.9 * useful, "actors pass on what they get: a star's trainer sends all of it"
-    assert min(event.chunks for event in told.all(Published)) > 3
+    assert min(event.chunks for event in told.all(Published)) >= 3
 
 
 @pytest.mark.root

@@ -16,14 +16,14 @@ from tests.swarm.swarm_parts import Bench
 from tests.swarm.tree_parts import CONFIG, push, relay, relay_plan
 
 
-def test_what_is_pushed_here_is_not_asked_for_before_its_time() -> None:
+def test_pushed_chunks_are_not_requested_before_they_are_overdue() -> None:
     bench = relay(("p", ""))
     bench.peer("x", 0, 1, now=0.0)
     bench.swarm.poll(FIRST - 0.01)
     assert bench.sent(Request) == []
 
 
-def test_what_others_hold_and_was_not_pushed_in_time_is_pulled_from_them() -> None:
+def test_overdue_pushes_are_requested_of_peers_that_hold_them() -> None:
     bench = relay(("p", ""))
     bench.peer("x", 0, 1, now=0.0)
     bench.swarm.poll(FIRST + 0.01)
@@ -44,7 +44,7 @@ def test_pushes_that_come_late_as_a_rule_are_waited_for_longer() -> None:
 
 
 @pytest.mark.parametrize("pushed_first", [False, True])
-def test_what_was_pulled_too_soon_and_is_pushed_after_all_is_waited_for_longer_next_time(pushed_first: bool) -> None:
+def test_a_push_that_comes_after_its_request_lengthens_the_next_timeout(pushed_first: bool) -> None:
     bench = Bench(600, config=replace(CONFIG, flight_least=0))
     bench.swarm.follow(relay_plan(("p", "")), 0.0)
     bench.peer("p")
@@ -64,7 +64,7 @@ def test_what_was_pulled_too_soon_and_is_pushed_after_all_is_waited_for_longer_n
     assert [request.chunks for _, request in bench.sent(Request)] == [[201]]
 
 
-def test_a_chunk_that_there_is_not_is_no_late_push() -> None:
+def test_a_chunk_beyond_the_manifest_does_not_count_as_a_late_push() -> None:
     bench = relay(("p", ""))
     bench.say("p", Chunk(bench.short, 99, b"x", tag_of(1, 0)), 50.0)
     bench.peer("x", 0, now=60.0)
@@ -72,7 +72,7 @@ def test_a_chunk_that_there_is_not_is_no_late_push() -> None:
     assert [request.chunks for _, request in bench.sent(Request)] == [[0]]
 
 
-def test_of_a_small_manifest_what_is_held_up_is_asked_of_others_at_once() -> None:
+def test_stalled_chunks_of_a_small_manifest_are_requested_at_once() -> None:
     bench = Bench(8, config=replace(CONFIG, flight_least=1 << 20))
     bench.swarm.follow(relay_plan(("p", ""), ("q", "")), 0.0)
     for name in ("p", "q", "other"):
@@ -87,7 +87,7 @@ def test_of_a_small_manifest_what_is_held_up_is_asked_of_others_at_once() -> Non
     assert [(name, sorted(request.chunks)) for name, request in bench.sent(Request)] == [("other", [6, 7])]
 
 
-def test_what_comes_slowly_as_a_rule_or_has_hardly_begun_is_not_held_up() -> None:
+def test_a_small_manifest_that_is_slow_or_hardly_begun_is_not_stalled() -> None:
     for gap, count in ((0.1, 6), (0.01, 3)):
         bench = Bench(8, config=replace(CONFIG, flight_least=1 << 20))
         bench.swarm.follow(relay_plan(("p", "")), 0.0)
@@ -170,7 +170,7 @@ def test_parents_need_not_push_what_is_asked_of_one_who_has_answered_before() ->
     assert called_off == {("slow", index) for index in asked & set(range(20))}
 
 
-def test_nothing_is_called_off_for_one_who_has_never_answered() -> None:
+def test_a_push_is_not_cancelled_for_a_request_to_a_peer_that_never_answered() -> None:
     bench = relay(("p", ""), ("slow", ""))
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
     push(bench, "p", 7, now=1.0)

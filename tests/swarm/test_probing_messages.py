@@ -62,7 +62,7 @@ def test_a_node_whose_uplink_nobody_has_time_to_look_at_keeps_nothing_back_for_e
     assert first > [action.size for action in early.actions() if isinstance(action, Pump)]
 
 
-def test_one_asks_at_a_time_and_others_are_refused() -> None:
+def test_prober_serves_one_asker_at_a_time_and_refuses_others() -> None:
     node = prober()
     node.receive("p0", Probe(1, 1 << 20, 2.0), 1.0)
     assert node.actions() == [Pump("p0", 1 << 20, 3.0)]
@@ -78,7 +78,7 @@ def test_one_asks_at_a_time_and_others_are_refused() -> None:
     assert node.actions() == [Tell("p0", ProbeEnd(3, 0))]  # not the same one again at once
 
 
-def test_what_was_not_used_is_given_back() -> None:
+def test_unused_probe_budget_is_given_back() -> None:
     node = prober(ProbeConfig(allowance=1 << 20, cooling=0.0, share=0.0))
     for token in range(50):
         node.receive("p0", Probe(token, 1 << 20, 2.0), 1.0)
@@ -107,7 +107,7 @@ def test_junk_that_was_asked_for_may_come_late_but_not_in_excess() -> None:
     assert any(isinstance(action, Expel) for action in node.actions())
 
 
-def test_strangers_and_answers_to_nothing_are_ignored() -> None:
+def test_probe_messages_of_unknown_peers_and_unasked_answers_are_ignored() -> None:
     node = prober()
     node.receive("nobody", Probe(1, 1 << 20, 2.0), 1.0)
     node.receive("p0", ProbeEnd(77, 5), 1.0)

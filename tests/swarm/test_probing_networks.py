@@ -181,7 +181,7 @@ def test_nodes_without_given_regions_probe_those_far_away_each() -> None:
         assert best_way(world, a, b) == pytest.approx(rate, rel=0.15)
 
 
-def test_what_probing_costs_stays_within_its_budget_for_hours() -> None:
+def test_probing_stays_within_its_budget_for_hours() -> None:
     config = ProbeConfig(stale=20.0)  # as if everything had to be measured again all the time
     world = World([Host(f"a{i}", "a", 20, 20) for i in range(3)], {}, config)
     world.run(900)

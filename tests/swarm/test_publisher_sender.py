@@ -21,7 +21,7 @@ def test_a_publisher_pushes_each_chunk_to_one_first_hop_as_far_as_there_is_room(
     assert sorted(name for name, _ in served) == ["a", "a", "b", "b", "c", "c"]
 
 
-def test_room_that_is_made_is_used_at_once_for_the_next_chunk() -> None:
+def test_publisher_uses_freed_room_at_once_for_the_next_chunk() -> None:
     bench = root("a", "b")
     bench.seed_all()
     bench.actions()
@@ -54,7 +54,7 @@ def test_a_peer_is_handed_a_chunk_for_each_connection_up_to_a_limit(connections:
     assert bench.served() == [("a", chunks)]
 
 
-def test_what_is_handed_out_is_less_than_a_reader_is_hung_up_on_for() -> None:
+def test_bytes_handed_to_a_connection_stay_below_the_backlog_that_ends_it() -> None:
     assert SwarmConfig().flush_most < MAX_BACKLOG
 
 
@@ -82,7 +82,7 @@ def test_a_tree_that_is_faster_than_was_planned_gets_a_fifth_more_than_its_share
     assert given["a"] + given["b"] == 400
 
 
-def test_one_way_that_gives_little_does_not_hold_the_others_below_what_was_planned() -> None:
+def test_one_slow_tree_does_not_hold_the_others_below_the_plan() -> None:
     # Of either way 1 Mbit/s was planned: 1250 chunks a second. One brings ten.
     bench = root("a", "b", chunks=4000)
     bench.seed_all()
@@ -216,7 +216,7 @@ def test_a_first_hop_that_is_only_slow_is_not_pushed_the_same_chunk_twice_where_
     assert 3 * (AGAIN_AFTER + 0.2) + 0.1 < bench.swarm.next_wake() < float("inf")
 
 
-def test_what_only_a_first_hop_had_that_went_is_pushed_elsewhere_at_once() -> None:
+def test_chunks_that_only_a_vanished_child_had_go_down_another_tree_at_once() -> None:
     bench = root("a", "b", chunks=2)
     bench.seed_all()
     lost = next(index for name, index in bench.served() if name == "a")
@@ -232,7 +232,7 @@ def test_nothing_is_pushed_to_one_who_does_not_want_it_or_has_it_or_wants_it_no_
     assert {name for name, _ in bench.served()} == {"c"}
 
 
-def test_a_wish_that_comes_after_the_chunks_is_met_too() -> None:
+def test_a_subscription_that_comes_after_the_chunks_is_served_too() -> None:
     bench = Bench(2, config=CONFIG)
     bench.peer("a")
     bench.swarm.follow(root_plan("a"), 0.0)

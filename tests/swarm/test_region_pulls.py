@@ -30,7 +30,7 @@ def test_nodes_of_a_region_take_different_chunks_from_far_parents() -> None:
     assert not first[0] & first[1]
 
 
-def test_what_is_late_is_fetched_into_a_region_by_one_node_and_by_others_only_later() -> None:
+def test_overdue_chunks_are_fetched_into_a_region_by_one_node_first() -> None:
     soon, later = [], []
     for me, mate in (("a", "b"), ("b", "a")):
         bench = relay(("p", ""), ("slow", ""), node=me)
@@ -54,7 +54,7 @@ def test_what_is_late_is_fetched_into_a_region_by_one_node_and_by_others_only_la
     assert later[1] <= soon[0]
 
 
-def test_who_has_its_part_takes_from_the_mates_where_it_would_end() -> None:
+def test_a_node_with_its_own_part_requests_the_last_chunks_of_its_region_peers() -> None:
     order: list[list[int]] = []
     for me, mate in (("a", "b"), ("b", "a")):
         bench = relay(("p", ""), node=me, chunks=32, config=replace(CONFIG, window_least=1, flight_least=0))
@@ -80,7 +80,7 @@ def test_who_has_its_part_takes_from_the_mates_where_it_would_end() -> None:
     assert all(abs(a.index(chunk) + b.index(chunk) - 30) <= 4 for chunk in range(31)), "they meet, wherever that is"
 
 
-def test_what_a_mate_does_not_fetch_is_fetched_all_the_same_though_nobody_says_a_word() -> None:
+def test_chunks_that_a_region_peer_never_fetches_are_pulled_after_its_timeout() -> None:
     bench = relay(("p", ""), node="a", config=replace(CONFIG, flight_least=0))
     bench.peer("b", near=True)
     push(bench, "p", 7, now=1.0)
@@ -99,7 +99,7 @@ def test_what_a_mate_does_not_fetch_is_fetched_all_the_same_though_nobody_says_a
     assert now < 1.0 + OTHERS_PART * FIRST + 1.0
 
 
-def test_without_a_parent_at_hand_nobody_is_a_stranger() -> None:
+def test_without_a_connected_parent_every_peer_may_be_requested() -> None:
     bench = relay(("p", ""), ("other", ""))
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
     bench.peer("stranger")
@@ -114,9 +114,7 @@ def test_without_a_parent_at_hand_nobody_is_a_stranger() -> None:
 
 
 @pytest.mark.parametrize(("every", "asked"), [(0.25, True), (0.05, False)])
-def test_who_would_wait_for_seconds_more_once_everything_is_on_its_way_asks_far_peers_for_the_last_of_it(
-    every: float, asked: bool
-) -> None:
+def test_a_node_that_would_wait_for_seconds_requests_the_last_chunks_of_far_peers(every: float, asked: bool) -> None:
     bench = relay(("p", ""), chunks=64)
     bench.peer("stranger")
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
@@ -131,7 +129,7 @@ def test_who_would_wait_for_seconds_more_once_everything_is_on_its_way_asks_far_
     assert {name for name, _ in bench.sent(Request)} == ({"stranger", "trainer"} if asked else set())
 
 
-def test_how_long_the_rest_takes_is_told_by_what_came_last_and_not_by_what_came_before_a_link_fell() -> None:
+def test_the_time_left_is_estimated_from_recent_arrivals_after_a_link_fell() -> None:
     bench = relay(("p", ""), chunks=870, config=replace(CONFIG, flight_least=0))
     bench.peer("stranger")
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)

@@ -36,7 +36,7 @@ def test_nodes_of_a_region_ask_far_peers_for_a_part_each() -> None:
     assert all(4 <= len(part) <= 7 for part in parts)
 
 
-def test_what_a_mate_got_is_asked_of_the_mate() -> None:
+def test_chunks_that_a_region_peer_holds_are_requested_of_it() -> None:
     bench = _in_region("a", "b")
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
@@ -46,7 +46,7 @@ def test_what_a_mate_got_is_asked_of_the_mate() -> None:
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
-def test_while_its_own_part_gets_on_only_that_of_a_mate_that_does_not_is_taken_from(gets_on: bool) -> None:
+def test_a_node_whose_own_part_advances_requests_only_parts_of_stalled_region_peers(gets_on: bool) -> None:
     bench = _in_region("a", "b")
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
@@ -63,7 +63,7 @@ def test_while_its_own_part_gets_on_only_that_of_a_mate_that_does_not_is_taken_f
     assert set(found) <= set(theirs)
 
 
-def test_what_a_mate_does_not_fetch_is_asked_of_far_peers_after_all_though_nobody_says_a_word() -> None:
+def test_chunks_that_a_region_peer_never_fetches_are_requested_of_far_peers() -> None:
     bench = _in_region("a", "b")
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
@@ -81,7 +81,7 @@ def test_what_a_mate_does_not_fetch_is_asked_of_far_peers_after_all_though_nobod
     assert not set(found) & set(mine)
 
 
-def test_what_is_late_of_its_own_part_is_asked_of_a_second_far_peer_though_mates_still_lack_theirs() -> None:
+def test_overdue_chunks_of_the_own_part_are_requested_of_a_second_far_peer() -> None:
     bench = _in_region("a", "b")
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
@@ -100,7 +100,7 @@ def test_what_is_late_of_its_own_part_is_asked_of_a_second_far_peer_though_mates
     assert theirs, "it waited until nothing was open any more"
 
 
-def test_who_has_its_own_part_helps_a_mate_that_is_slow() -> None:
+def test_a_node_with_its_own_part_requests_that_of_a_slow_region_peer() -> None:
     bench = _in_region("a", "b")
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
@@ -116,7 +116,7 @@ def test_who_has_its_own_part_helps_a_mate_that_is_slow() -> None:
     assert MATES_AFTER <= now - 0.1 <= 1.5 * MATES_AFTER
 
 
-def test_what_is_overdue_is_asked_of_a_peer_as_soon_as_it_has_got_it() -> None:
+def test_overdue_chunks_are_requested_of_a_peer_as_soon_as_it_holds_them() -> None:
     bench = Bench()
     bench.fetch_all()
     bench.peer("slow", *range(8))

@@ -8,7 +8,7 @@ from p2psync.protocol.messages import Gone, Reject
 from p2psync.swarm.core import Save
 
 
-def test_what_a_vanished_peer_was_asked_for_is_asked_of_another() -> None:
+def test_requests_to_a_vanished_peer_go_to_another() -> None:
     bench = Bench(2)
     bench.fetch_all()
     bench.peer("a", 0, 1)

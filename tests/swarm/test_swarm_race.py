@@ -74,7 +74,7 @@ def test_on_links_of_some_mbit_a_plan_that_errs_by_some_percent_costs_little_and
     assert race.wasted < 0.045
 
 
-def test_whom_slow_relays_alone_feed_has_the_last_of_it_from_all_over_the_world() -> None:
+def test_a_node_fed_by_slow_relays_alone_gets_its_last_chunks_from_everywhere() -> None:
     """Uplinks of 0.6 to 5 Mbit/s, all full: the others are through first, and then theirs are free."""
     race = Race(network("volunteers", slower=8), buffer=0.2)
     assert race.run() <= 1.16 * race.bound
@@ -112,7 +112,7 @@ def kill_at_work(swarm: FluidSwarm, victim: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["lan-12", "wan-4x3"])
-def test_what_a_killed_relay_had_comes_from_others(name: str) -> None:
+def test_chunks_of_a_killed_relay_come_from_others_at_little_cost(name: str) -> None:
     race = Race(network(name))
     alone = race.run()
     victim = next(name for name in race.network.names if name != race.swarm.trainer)
@@ -121,7 +121,7 @@ def test_what_a_killed_relay_had_comes_from_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("victim", ["r3-0", "r3-1", "r3-2"])
-def test_what_a_killed_relay_brought_into_its_region_the_others_there_bring_together(victim: str) -> None:
+def test_the_part_of_a_killed_relay_is_fetched_by_the_others_of_its_region_together(victim: str) -> None:
     race = Race(network("wan-4x3"), buffer=0.2)
     alone = race.run()
 

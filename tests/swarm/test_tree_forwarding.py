@@ -33,7 +33,7 @@ def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_an
     assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False), ("trainer", False)]
 
 
-def test_whoever_publishes_and_comes_later_is_asked_then() -> None:
+def test_a_publisher_that_connects_later_is_subscribed_to_then() -> None:
     bench = relay(("p", ""))
     bench.actions()
     assert bench.swarm.peer_up("trainer", False, 0.2, source=True)
@@ -122,7 +122,7 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
     assert longest["d"] == pytest.approx(longest["c"], rel=0.2), "in turns, all of it would wait for c"
 
 
-def test_who_asks_without_end_takes_turns_with_what_is_pushed() -> None:
+def test_endless_requests_take_turns_with_pushes() -> None:
     chunks = 6000
     bench = relay(("p", "c+e"), chunks=chunks, config=replace(CONFIG, flush_limit=1 << 30, flight_least=0))
     bench.swarm.pace(CHUNK / 0.01)
@@ -138,7 +138,7 @@ def test_who_asks_without_end_takes_turns_with_what_is_pushed() -> None:
     assert abs(names.count("c") - names.count("e")) <= 1
 
 
-def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before_the_rest() -> None:
+def test_a_waiting_push_that_is_requested_leaves_once_and_first() -> None:
     bench = relay(("p", "c"))
     bench.say("c", Want(bench.short, True))
     for index in range(5):
@@ -152,7 +152,7 @@ def test_what_waits_to_be_pushed_to_one_who_asks_for_it_goes_out_once_and_before
     assert order == [4, 2, 3]
 
 
-def test_what_was_pushed_is_sent_again_to_one_who_lost_it() -> None:
+def test_a_push_is_repeated_for_a_child_that_lost_the_chunk() -> None:
     bench = relay(("p", "c"))
     bench.say("c", Want(bench.short, True))
     push(bench, "p", 0)

@@ -74,7 +74,7 @@ def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_ask
     assert len(bench.served()) == chunks - served
 
 
-def test_where_nothing_is_to_be_pushed_unasked_all_is_once_it_is_asked_for() -> None:
+def test_without_unasked_pushes_all_chunks_leave_once_subscribed_to() -> None:
     bench = Bench(8, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=0))
     bench.peer("a")
     bench.say("a", Ready(bench.manifest.base_digest))
@@ -85,7 +85,7 @@ def test_where_nothing_is_to_be_pushed_unasked_all_is_once_it_is_asked_for() -> 
     assert len(bench.served()) == 8
 
 
-def test_what_one_who_never_asks_was_not_pushed_goes_to_the_others() -> None:
+def test_chunks_for_a_child_that_never_subscribes_go_to_the_others() -> None:
     bench = Bench(40, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=3 * CHUNK))
     for name in "ab":
         bench.peer(name)
@@ -168,7 +168,7 @@ def test_a_wrong_chunk_that_came_before_its_manifest_is_blamed_on_its_sender() -
     assert [save.index for save in done if isinstance(save, Save)] == [4]
 
 
-def test_what_comes_before_its_manifest_is_bounded_and_only_taken_from_parents() -> None:
+def test_chunks_before_their_manifest_are_bounded_and_taken_from_parents_only() -> None:
     bench = Bench(8, config=SwarmConfig())
     bench.swarm.follow(relay_plan(("p", "")), 0.0)
     bench.peer("p")

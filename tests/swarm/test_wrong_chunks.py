@@ -53,7 +53,7 @@ def test_a_peer_that_floods_is_banned_once_it_has_sent_two_windows_for_nothing()
     assert [ban.peer for ban in bench.done(Ban)] == ["flooder"]
 
 
-def test_what_was_asked_for_and_cancelled_does_not_count_as_a_flood() -> None:
+def test_cancelled_requests_that_are_answered_do_not_count_as_a_flood() -> None:
     bench = Bench(600)
     bench.fetch_all()
     bench.peer("slow", *range(600))
