@@ -150,6 +150,8 @@ class Swarm:
         self.url = ""
         #: Whether every command gets an interpreter of its own (see `Process`).
         self.fresh = False
+        #: Whether hubs plan, which takes each of them a process more: with so few nodes a plan changes no outcome.
+        self.plans = False
         self.processes: list[Process] = []
         self.sums: dict[int, dict[str, str]] = {}
         self._logs = itertools.count()
@@ -164,14 +166,14 @@ class Swarm:
 
     def hub(self, port: int = 0, **options: object) -> Process:
         """Start a hub alone; `url` is its address."""
-        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *_flags(options))
+        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *self._planning, *_flags(options))
         return self.found(process)
 
     def trainer(self, *more: object, hub: bool = True, **options: object) -> Process:
         """Start the trainer; with `hub`, it embeds one, at the port of the last one."""
         flags = {"watch": self.watch, "store": self.place / "store", "key": self.key_file, "port": 0, "settle": 0}
         flags |= {"hub_port": self.port} if hub else {"hub": self.url}
-        process = self.run("trainer", *LOCAL, *_flags(flags | options), *more)
+        process = self.run("trainer", *LOCAL, *self._planning, *_flags(flags | options), *more)
         return self.found(process) if hub else process
 
     def actor(self, name: str, *more: object, **options: object) -> Process:
@@ -204,6 +206,10 @@ class Swarm:
     def port(self) -> int:
         """The hub's port; 0 before the first."""
         return int(self.url.rsplit(":", 1)[1]) if self.url else 0
+
+    @property
+    def _planning(self) -> tuple[str, ...]:
+        return () if self.plans else ("--no-plan",)
 
     def close(self) -> None:
         """Kill what still runs."""

@@ -175,6 +175,7 @@ def main() -> None:
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     with tempfile.TemporaryDirectory(prefix="p2psync-soak-") as place:
         swarm = Swarm(Path(place), key)
+        swarm.plans = True
         try:
             soak = Soak(swarm, random.Random(args.seed))
             soak.begin()

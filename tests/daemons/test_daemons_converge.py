@@ -33,6 +33,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(shared: Swarm) -> Running:
+    shared.plans = True
     trainer = shared.trainer(anchor_ratio=50)
     actors = {name: shared.actor(name) for name in ("one", "two")}
     model = Model()

@@ -12,6 +12,7 @@ from soak import MOMENTS, Moment, Soak
 @pytest.fixture(scope="module")
 def soak(shared: Swarm) -> Soak:
     """A hub, a trainer and two actors for all tests here."""
+    shared.plans = True
     made = Soak(shared, random.Random(3))
     made.begin()
     return made

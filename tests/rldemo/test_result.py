@@ -23,6 +23,8 @@ VERSIONS = 12
 #: Mean rewards of `python -m p2psync.rldemo.local --lag 1`, seed by seed.
 HEALTHY = {
     1: [0.460, 0.423, 0.513, 0.514, 0.482, 0.548, 0.597, 0.605, 0.576, 0.637, 0.660, 0.661, 0.706, 0.758, 0.760, 0.774],
+    2: [0.441, 0.434, 0.469, 0.483, 0.533, 0.527, 0.540, 0.595, 0.584, 0.593, 0.652, 0.674, 0.692, 0.734, 0.738, 0.758],
+    3: [0.468, 0.438, 0.479, 0.457, 0.536, 0.550, 0.576, 0.595, 0.621, 0.629, 0.655, 0.698, 0.715, 0.729, 0.741, 0.818],
 }
 #: The standard deviation of a version's mean reward about its expectation: that of 1024 samples of 64 prompts.
 NOISE = 0.021
