@@ -35,7 +35,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     for actor in actors:
         await actor.runs(trainer)
     nodes = [trainer.runner.core, *(actor.node.runner.core for actor in actors)]
-    async with asyncio.timeout(LIMIT):
+    async with asyncio.timeout(4 * LIMIT):  # the planner is a process that gives way to others
         # The plan of exactly these nodes is known to each of them, and they are connected by it.
         while not all(  # noqa: ASYNC110 (what is waited for happens in nodes, which tell nobody)
             node.plan is not None
