@@ -12,7 +12,9 @@ import re
 import pytest
 
 #: What a machine of continuous integration may lack: the reasons of its skips name one of these.
-MAY_BE_MISSING = re.compile(r"\bBBR\b|\broot\b|\bis not installed\b|\bGPU\b")
+MAY_BE_MISSING = re.compile(
+    r"\b(BBR|root|namespaces|mount|kernel module|GPU|second core|not installed|install iproute2)\b"
+)
 
 
 class SkipWatch:

@@ -31,7 +31,7 @@ def outcome(run: pytest.Pytester, body: str, *options: str) -> tuple[int, str]:
     return int(result.ret), result.stdout.str()
 
 
-@pytest.mark.parametrize("reason", ["this kernel does not offer BBR", "needs root", "triton is not installed"])
+@pytest.mark.parametrize("reason", ["this kernel does not offer BBR", "needs root", "xdelta3 skipped: not installed"])
 def test_a_skip_for_what_a_machine_may_lack_passes(run: pytest.Pytester, reason: str) -> None:
     assert outcome(run, skipped(reason))[0] == pytest.ExitCode.OK
 
