@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 
@@ -13,13 +14,17 @@ from p2psync.rldemo.lines import Learned
 
 #: Batches that the first and the last reward are the mean of: one batch alone is noisy.
 REWARD_WINDOW = 3
+#: By how many standard errors the rewards of a run must rise. Of runs of 12 versions in which nothing is learnt about 1
+#: in 800 reaches it; a healthy run rises by more than twice as many then, and by far more later.
+RISE_MIN_STANDARD_ERRORS = 4.0
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run. Seconds, bytes, shares in 0..1.
 
     delta_bytes: mean payload of a delta. sync_seconds: for each delta, from its announcement to the last commit among
-    the actors that were live then. re_leased: work items leased again because who held them was gone.
+    the actors that were live then. re_leased: work items leased again because who held them was gone. reward_trend: in
+    standard errors.
     """
 
     passed: bool
@@ -27,6 +32,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     rewards: list[float]
     reward_first: float
     reward_last: float
+    reward_trend: float
     versions: int
     changed: list[float]
     delta_bytes: float
@@ -56,8 +62,12 @@ def conclude(
     problems = []
     if not equal or not all(equal.values()):
         problems.append("not every actor holds the trainer's bits")
-    if last <= first:
-        problems.append("the reward did not rise")
+    trend = reward_trend(rewards)
+    if trend < RISE_MIN_STANDARD_ERRORS:
+        problems.append(
+            f"the reward did not rise: its trend is {trend:.1f} standard errors, "
+            f"and {RISE_MIN_STANDARD_ERRORS:.0f} tell learning from chance"
+        )
     if learned[-1].re_leased == 0:
         problems.append("the killed actor's work was not leased again")
     return Result(
@@ -66,6 +76,7 @@ def conclude(
         rewards=rewards,
         reward_first=first,
         reward_last=last,
+        reward_trend=trend,
         versions=len({event.version for event in published}) - 1,
         changed=[event.changed / max(1, event.total) for event in deltas],
         delta_bytes=statistics.mean(event.payload_bytes for event in deltas),
@@ -79,6 +90,24 @@ def conclude(
         memory_bytes=sum(member.final.memory_bytes for member in members if member.final is not None),
         seconds=seconds,
     )
+
+
+def reward_trend(rewards: Sequence[float]) -> float:
+    """Returns by how many standard errors the rewards rise from version to version.
+
+    That is the slope of the least-squares line through the rewards (one for each version, at least 3), over the slope's
+    standard error as their scatter about the line tells it. Where nothing is learnt the rewards are independent draws
+    around one mean, and this is Student's t with len(rewards) - 2 degrees of freedom, whatever the size of the batches.
+    0 if all rewards are equal; infinite if they lie on a rising line exactly, minus infinite on a falling one.
+    """
+    fit = statistics.linear_regression(range(len(rewards)), rewards)
+    squares = sum((reward - fit.intercept - fit.slope * k) ** 2 for k, reward in enumerate(rewards))
+    # The sum of squares of the versions' numbers about their mean.
+    spread = len(rewards) * (len(rewards) ** 2 - 1) / 12
+    error = math.sqrt(squares / (len(rewards) - 2) / spread)
+    if error == 0:
+        return math.copysign(math.inf, fit.slope) if fit.slope else 0.0
+    return fit.slope / error
 
 
 def _delay(event: Published, actors: Sequence[Member]) -> float | None:

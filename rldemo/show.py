@@ -108,6 +108,7 @@ def show_result(console: Console, result: Result, members: Sequence[Member]) -> 
     ratio = result.full_bytes / max(1.0, result.delta_bytes)
     rows = [
         ("reward, first → last", f"{result.reward_first:.3f} → {result.reward_last:.3f}  {sparkline(result.rewards)}"),
+        ("", f"rises by {result.reward_trend:.1f} standard errors"),
         ("versions", str(result.versions)),
         ("changed elements per version", _spread([100 * x for x in result.changed], "{:.2f} %")),
         ("bytes per version", f"{result.delta_bytes / 1e3:.1f} kB; a full copy is {result.full_bytes / 1e6:.2f} MB"),

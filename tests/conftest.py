@@ -2,6 +2,8 @@
 
 A file's tests stay together, since they share what is slow to make. Emulated networks and races of real processes have
 the same worker: they time things, and wait for each other rather than for cores.
+
+`skip_watch` tells what `P2PSYNC_NO_SKIPS=1` does.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
+from skip_watch import pytest_configure as pytest_configure
 
 from p2psync.warmup import Warmup
 
@@ -20,7 +23,12 @@ if TYPE_CHECKING:
 
 WORKERS = 2
 #: What begins a test's id where only one may run at a time.
-ALONE = ("tests/topology/test_emulator", "tests/topology/test_probing_wan", "tests/bench/test_bench_")
+ALONE = (
+    "tests/topology/test_emulator",
+    "tests/topology/test_probing_wan",
+    "tests/bench/test_bench_",
+    "tests/daemons/test_daemons_planned",
+)
 #: Who comes first: what takes long, so that no worker is left with it at the end; and whoever compiles what many need.
 ORDER = (
     *("tests/topology/test_emulator", "tests/topology/test_probing_wan"),

@@ -44,7 +44,7 @@ class EngineDriver:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._stage: Stage | None = None
         self._began = 0.0
-        self._received = self._wasted = 0
+        self._received = self._wasted = self._pushed = 0
         #: The way of the open stage, and the bytes of the chunks that it needs.
         self._path: Sequence[PathStep] = ()
         self._payload = 0
@@ -190,6 +190,7 @@ class EngineDriver:
         # Chunks that are pushed may be here before their stage is opened.
         received, self._received = self._received, self._core.swarm.received_bytes
         wasted, self._wasted = self._wasted, self._core.swarm.wasted_bytes
+        pushed, self._pushed = self._pushed, self._core.swarm.pushed_bytes
         manifests = [step.manifest for step in self._path]
         counted = [m for m in manifests if m.base is not None] or manifests
         self._emit(
@@ -207,6 +208,7 @@ class EngineDriver:
                 since=manifests[0].base,
                 payload_bytes=self._payload,
                 wasted_bytes=self._wasted - wasted,
+                pushed_bytes=self._pushed - pushed,
             )
         )
 

@@ -346,11 +346,13 @@ class NodeRunner:
                 self._drive(lambda driver: self._remove(driver, action.id))
 
     def _drive(self, call: Callable[[EngineDriver], Coroutine[Any, Any, None]]) -> None:
-        assert self.driver is not None
-        self._spawn(self._driven(call(self.driver)))
+        self._spawn(self._driven(call))
 
-    async def _driven(self, call: Coroutine[Any, Any, None]) -> None:
-        await call
+    async def _driven(self, call: Callable[[EngineDriver], Coroutine[Any, Any, None]]) -> None:
+        # The task makes the coroutine: `stop` may cancel a task that has not begun, and a coroutine made before would
+        # then never be awaited.
+        assert self.driver is not None
+        await call(self.driver)
         self._kick()
 
     def _reachable(self, info: NodeInfo) -> NodeInfo:

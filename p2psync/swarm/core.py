@@ -89,6 +89,8 @@ class Swarm:
         self._early = EarlyChunks()
         self.received_bytes = 0
         self.wasted_bytes = 0
+        #: Of chunks of use that came down a tree of the plan, and that nobody here had asked for.
+        self.pushed_bytes = 0
 
     # ---- transfers -------------------------------------------------------------------------------------------------
 
@@ -460,6 +462,8 @@ class Swarm:
                 peer.arrived(size, request.at, now)
             if other is not peer or was_late:
                 self._ground.cancel(request.peer, short, [chunk.index])
+        if chunk.tag and not asked:
+            self.pushed_bytes += size
         if transfer.pushed and not asked:
             peer.pushed_at = now
             self._ground.lag.sample(max(0.0, now - float(transfer.heard[chunk.index])))

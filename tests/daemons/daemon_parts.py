@@ -18,6 +18,7 @@ from typing import Any
 
 from checkpoint_parts import Model, sums
 from child_signals import heed_interrupts
+from forked_daemons import Forked
 
 from p2psync.protocol.keys import private_text, public_text
 
@@ -30,19 +31,27 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Process:
-    """One `python -m p2psync …`: its events, its exit code, its stderr."""
+    """One `p2psync …`: its events, its exit code, its stderr."""
 
-    def __init__(self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts) -> None:
-        """signals: sets what the process inherits."""
+    def __init__(
+        self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts, fresh: bool = False
+    ) -> None:
+        """signals: sets what the process inherits, one of `child_signals`. fresh: a new interpreter, not a fork."""
         self.args = [str(arg) for arg in args]
         self.events: list[Event] = []
         self.output = ""
         self._log = log
         self._changed = threading.Condition()
         self._over = False
+        self.process: Forked | subprocess.Popen[bytes]
+        self.process = self._started(log, signals) if fresh else Forked(self.args, log, signals)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _started(self, log: Path, signals: Callable[[], None]) -> subprocess.Popen[bytes]:
         environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"}
         with log.open("ab") as out:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "p2psync", *self.args],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -51,8 +60,6 @@ class Process:
                 start_new_session=True,
                 preexec_fn=lambda: (signals(), _die_with_parent()),
             )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
 
     @property
     def stderr(self) -> str:
@@ -141,6 +148,10 @@ class Swarm:
         self.key_file.write_text(private_text(key))
         self.public = public_text(key.public_key().public_bytes_raw())
         self.url = ""
+        #: Whether every command gets an interpreter of its own (see `Process`).
+        self.fresh = False
+        #: Whether hubs plan, which takes each of them a process more: with so few nodes a plan changes no outcome.
+        self.plans = False
         self.processes: list[Process] = []
         self.sums: dict[int, dict[str, str]] = {}
         self._logs = itertools.count()
@@ -148,20 +159,21 @@ class Swarm:
 
     def run(self, *args: object, signals: Callable[[], None] = heed_interrupts) -> Process:
         """Start a command. signals: see `Process`."""
-        process = Process(*args, log=self.place / f"log-{next(self._logs)}-{args[0]}", signals=signals)
+        log = self.place / f"log-{next(self._logs)}-{args[0]}"
+        process = Process(*args, log=log, signals=signals, fresh=self.fresh)
         self.processes.append(process)
         return process
 
     def hub(self, port: int = 0, **options: object) -> Process:
         """Start a hub alone; `url` is its address."""
-        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *_flags(options))
+        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *self._planning, *_flags(options))
         return self.found(process)
 
     def trainer(self, *more: object, hub: bool = True, **options: object) -> Process:
         """Start the trainer; with `hub`, it embeds one, at the port of the last one."""
         flags = {"watch": self.watch, "store": self.place / "store", "key": self.key_file, "port": 0, "settle": 0}
         flags |= {"hub_port": self.port} if hub else {"hub": self.url}
-        process = self.run("trainer", *LOCAL, *_flags(flags | options), *more)
+        process = self.run("trainer", *LOCAL, *self._planning, *_flags(flags | options), *more)
         return self.found(process) if hub else process
 
     def actor(self, name: str, *more: object, **options: object) -> Process:
@@ -194,6 +206,10 @@ class Swarm:
     def port(self) -> int:
         """The hub's port; 0 before the first."""
         return int(self.url.rsplit(":", 1)[1]) if self.url else 0
+
+    @property
+    def _planning(self) -> tuple[str, ...]:
+        return () if self.plans else ("--no-plan",)
 
     def close(self) -> None:
         """Kill what still runs."""

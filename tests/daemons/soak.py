@@ -3,7 +3,9 @@
     python -m tests.daemons.soak --kills 200 --seed 7
 
 Each round writes one checkpoint, kills one daemon when it tells of some event (or a few milliseconds later), starts it
-again, and waits until every actor's directory is that checkpoint. No version may ever mean two things.
+again, and waits until every actor's directory is that checkpoint. A kill counts only if its event came and the work
+that it is to interrupt was under way; else the moment comes again, with a shorter delay. No version may ever mean two
+things.
 """
 
 from __future__ import annotations
@@ -24,20 +26,41 @@ sys.path.insert(0, str(Path(__file__).parent))
 from checkpoint_parts import Model, sums
 from daemon_parts import LIMIT, Process, Swarm
 
-#: Who is killed, and at which of its events; "" stands for the moment at which the checkpoint appears.
+
+@dataclass(frozen=True)
+class Moment:
+    """When a daemon is killed: at the next event of a type, "" for the appearance of the checkpoint.
+
+    undone: the actors of which one at least must not have the checkpoint yet, or the kill would interrupt nothing.
+    joins: an actor that is killed and started again first, so that the event comes.
+    """
+
+    victim: str
+    event: str
+    undone: tuple[str, ...] = ("one", "two")
+    joins: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.victim} at {self.event or 'once'}"
+
+
 MOMENTS = (
-    ("trainer", ""),
-    ("trainer", "Published"),
-    ("trainer", "PeerUp"),
-    ("one", ""),
-    ("one", "Fetching"),
-    ("one", "Committed"),
-    ("two", "Fetching"),
-    ("two", "Committed"),
-    ("hub", ""),
+    Moment("trainer", ""),
+    Moment("trainer", "Published"),
+    Moment("trainer", "PeerUp", joins="one"),
+    Moment("one", "", undone=("one",)),
+    Moment("one", "Fetching", undone=("one",)),
+    Moment("one", "Committed", undone=()),
+    Moment("two", "Fetching", undone=("two",)),
+    Moment("two", "Committed", undone=()),
+    Moment("hub", ""),
 )
-#: Up to so long after that event (seconds).
+#: Up to so long after that event (seconds); half of it each time that the kill came too late.
 LATER = 0.15
+
+
+class TooLateError(Exception):
+    """The work that the kill was to interrupt was done."""
 
 
 @dataclass
@@ -50,6 +73,11 @@ class Soak:
     daemons: dict[str, Process] = field(default_factory=dict)
     told: dict[int, str] = field(default_factory=dict)
     kills: int = 0
+    #: Longest wait for an event (seconds), and how often a kill may come too late, one after another.
+    limit: float = LIMIT
+    most_late: int = 8
+    #: Of each kill that counts.
+    interrupted: list[Moment] = field(default_factory=list)
 
     def begin(self) -> None:
         """Start everything, and publish version 0."""
@@ -68,29 +96,47 @@ class Soak:
 
     def rounds(self, kills: int) -> Iterator[str]:
         """Kill so often; yields a line for each."""
-        moments: list[tuple[str, str]] = []
+        moments: list[Moment] = []
         while self.kills < kills:
             if not moments:
                 moments = self.rng.sample(MOMENTS, len(MOMENTS))
-            name, event = moments.pop()
+            moment = moments.pop()
             begun = time.monotonic()
-            self.one(name, event)
-            yield f"kill {self.kills}: {name} at {event or 'once'}: converged in {time.monotonic() - begun:.2f} s"
+            late = self.one(moment)
+            self.interrupted.append(moment)
+            seconds = time.monotonic() - begun
+            yield f"kill {self.kills}: {moment}, {late} too late before: converged in {seconds:.2f} s"
 
-    def one(self, name: str, event: str) -> None:
-        """One round."""
-        victim = self.daemons[name]
+    def one(self, moment: Moment) -> int:
+        """One kill that interrupts what it is to interrupt; returns how many came too late before it."""
+        for late in range(self.most_late):
+            try:
+                self._kill(moment, self.rng.random() * LATER / 2**late)
+            except TooLateError:
+                continue
+            return late
+        raise AssertionError(f"{self.most_late} kills of {moment} came too late to interrupt anything\n{self._logs()}")
+
+    def _kill(self, moment: Moment, delay: float) -> None:
+        victim = self.daemons[moment.victim]
+        if moment.joins:
+            self.daemons[moment.joins].kill()
         seen = len(victim.events)
         wanted = self.write()
-        if event:
-            # Some events do not come in this round, such as PeerUp: then it is killed in peace.
-            victim.wait_until(lambda events: any(e["type"] == event for e in events[seen:]), limit=1.0)
+        if moment.joins:
+            self.start(moment.joins)
+        if moment.event:
+            victim.wait_for(moment.event, seen, self.limit)
         # What never happens is waited for, so that the moment is anywhere after the event.
-        victim.wait_until(lambda events: False, limit=self.rng.random() * LATER)
+        victim.wait_until(lambda events: False, limit=delay)
+        assert victim.process.poll() is None, f"{moment.victim} ended by itself\n{self._logs()}"
         victim.kill()
-        self.kills += 1
-        self.start(name)
+        too_late = moment.undone and all(self.swarm.current(name) == wanted for name in moment.undone)
+        self.start(moment.victim)
         self.converge(wanted)
+        if too_late:
+            raise TooLateError
+        self.kills += 1
 
     def write(self) -> dict[str, str]:
         """The next checkpoint, on its way to the trainer; returns what every actor should hold."""
@@ -124,14 +170,20 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    command = f"python -m tests.daemons.soak --kills {args.kills} --seed {args.seed}"
+    print(command, flush=True)
     key = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
     with tempfile.TemporaryDirectory(prefix="p2psync-soak-") as place:
         swarm = Swarm(Path(place), key)
+        swarm.plans = True
         try:
             soak = Soak(swarm, random.Random(args.seed))
             soak.begin()
             for line in soak.rounds(args.kills):
                 print(line, flush=True)
+        except AssertionError:
+            print(f"failed; again: {command}", flush=True)
+            raise
         finally:
             swarm.close()
     print(f"{args.kills} kills, {len(soak.told)} versions, every bit right")

@@ -48,7 +48,7 @@ def known_to_run(swarm: Swarm, version: int, actors: int) -> None:
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
-def test_one_that_was_away_catches_up_by_a_squash_made_for_it(swarm: Swarm, profile: str) -> None:
+def test_an_actor_that_was_away_catches_up_by_a_squash(swarm: Swarm, profile: str) -> None:
     trainer = swarm.trainer(ttl=600, anchor_ratio=50, profile=profile)
     model = Training()
     swarm.publish(model, trainer)

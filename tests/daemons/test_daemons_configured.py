@@ -12,6 +12,7 @@ from daemon_parts import Swarm
 def test_options_come_from_flags_over_the_environment_over_a_file(
     swarm: Swarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    swarm.fresh = swarm.plans = True  # as people start them
     trainer = swarm.trainer()
     version = swarm.publish(Model(rows=64), trainer)
     file = swarm.place / "p2psync.toml"

@@ -33,6 +33,7 @@ class Running:
 
 @pytest.fixture(scope="module")
 def running(shared: Swarm) -> Running:
+    shared.plans = True
     trainer = shared.trainer(anchor_ratio=50)
     actors = {name: shared.actor(name) for name in ("one", "two")}
     model = Model()
@@ -93,7 +94,7 @@ def test_files_may_come_go_grow_and_be_sharded_anew(running: Running) -> None:
     running.publish()
 
 
-def test_one_that_joins_late_gets_the_newest_version(running: Running) -> None:
+def test_an_actor_that_joins_late_gets_the_newest_version(running: Running) -> None:
     version = max(running.swarm.sums)
     actor = running.swarm.actor("late", until=version)
     event = running.swarm.converged(actor, "late", version)

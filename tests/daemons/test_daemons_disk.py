@@ -49,7 +49,7 @@ def fill(place: Path) -> Path:
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_at_the_trainer_delays_a_version(swarm: Swarm, small_disk: Mount) -> None:
     disk = small_disk(swarm.place / "store", 16)
     trainer = swarm.trainer()
@@ -76,7 +76,7 @@ def test_a_full_disk_at_the_trainer_delays_a_version(swarm: Swarm, small_disk: M
 
 
 @pytest.mark.root
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 def test_a_full_disk_at_an_actor_leaves_its_live_version_alone(swarm: Swarm, small_disk: Mount) -> None:
     disk = small_disk(swarm.place / "actor", 16)
     trainer = swarm.trainer()

@@ -47,19 +47,19 @@ def refused(process: Process, code: int = 1) -> str:
     return lines[0]
 
 
-def test_an_actor_that_trusts_another_key(running: Swarm) -> None:
+def test_an_actor_that_trusts_another_key_is_refused(running: Swarm) -> None:
     stranger = public_text(STRANGER.public_key().public_bytes_raw())
     actor = running.actor("stranger", trust=stranger, token=TOKEN)
     assert "a key that is not trusted" in refused(actor)
     assert running.current("stranger") == {}
 
 
-def test_a_wrong_join_token(running: Swarm) -> None:
+def test_a_wrong_join_token_is_refused(running: Swarm) -> None:
     assert "token" in refused(running.actor("tokenless", token="guess"))
     assert "token" in refused(running.run("status", running.url))
 
 
-def test_a_port_in_use(running: Swarm, tmp_path: Path) -> None:
+def test_a_port_in_use_is_refused_in_one_line(running: Swarm, tmp_path: Path) -> None:
     with taken_port() as port:
         assert str(port) in refused(running.run("hub", "--trust", running.public, *LOCAL, "--port", port))
         assert str(port) in refused(running.actor("portless", port=port, token=TOKEN))
@@ -69,7 +69,7 @@ def test_a_port_in_use(running: Swarm, tmp_path: Path) -> None:
         assert (store / "run.json").read_text() == epoch, "the run was not taken over"
 
 
-def test_no_hub_to_publish_to(running: Swarm, tmp_path: Path) -> None:
+def test_publishing_without_a_hub_is_refused(running: Swarm, tmp_path: Path) -> None:
     with taken_port() as port:
         pass
     place = next(running.watch.iterdir())
@@ -77,7 +77,7 @@ def test_no_hub_to_publish_to(running: Swarm, tmp_path: Path) -> None:
     assert "cannot be reached" in refused(running.run("publish", place, *flags, *LOCAL))
 
 
-def test_a_rival_whose_key_the_hub_does_not_trust(running: Swarm, tmp_path: Path) -> None:
+def test_a_trainer_whose_key_the_hub_does_not_trust_is_refused(running: Swarm, tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text(private_text(STRANGER))
     rival = running.trainer(hub=False, store=tmp_path / "store", key=key, token=TOKEN)
@@ -86,7 +86,7 @@ def test_a_rival_whose_key_the_hub_does_not_trust(running: Swarm, tmp_path: Path
     assert running.run("verify", running.place / "held" / "current", *join).exit_code() == 0
 
 
-def test_two_actors_in_one_directory(running: Swarm, tmp_path: Path) -> None:
+def test_a_second_actor_in_one_directory_is_refused(running: Swarm, tmp_path: Path) -> None:
     before = sums(running.place / "held" / "current")
     assert "in use by another process" in refused(running.actor("held", token=TOKEN))
     apart = running.actor("held", store=tmp_path / "store", token=TOKEN)
@@ -94,11 +94,11 @@ def test_two_actors_in_one_directory(running: Swarm, tmp_path: Path) -> None:
     assert sums(running.place / "held" / "current") == before
 
 
-def test_two_trainers_with_one_store(running: Swarm) -> None:
+def test_a_second_trainer_with_one_store_is_refused(running: Swarm) -> None:
     assert "in use by another process" in refused(running.trainer(hub=False, token=TOKEN))
 
 
-def test_a_directory_whose_current_is_not_ours(running: Swarm) -> None:
+def test_a_directory_whose_current_is_not_ours_is_refused(running: Swarm) -> None:
     place = running.place / "foreign" / "current"
     place.mkdir(parents=True)
     (place / "precious.txt").write_text("mine")
@@ -106,14 +106,14 @@ def test_a_directory_whose_current_is_not_ours(running: Swarm) -> None:
     assert [path.name for path in (running.place / "foreign").iterdir()] == ["current"]
 
 
-def test_a_store_that_cannot_be_made(running: Swarm, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_made_is_refused(running: Swarm, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert str(tmp_path / "file") in refused(running.actor("storeless", store=tmp_path / "file" / "x", token=TOKEN))
     trainer = running.trainer(hub=False, store=tmp_path / "file" / "x", token=TOKEN)
     assert str(tmp_path / "file") in refused(trainer)
 
 
-def test_a_store_signed_with_another_key(running: Swarm, tmp_path: Path) -> None:
+def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Path) -> None:
     store = copy_of(running.place / "store", tmp_path / "store")
     key = tmp_path / "key"
     key.write_text(private_text(STRANGER))
@@ -136,7 +136,7 @@ def test_a_store_signed_with_another_key(running: Swarm, tmp_path: Path) -> None
         (["hub", "--trust", "ab" * 32, "--ttl", "0"], "--ttl"),
     ],
 )
-def test_wrong_usage(
+def test_wrong_usage_is_refused_in_one_line(
     arguments: list[str],
     says: str,
     tmp_path: Path,
@@ -192,7 +192,7 @@ def test_a_second_trainer_fences_the_first(swarm: Swarm) -> None:
     swarm.converged(actor, "actor", version)
 
 
-def test_a_new_run_at_a_hub_that_is_held(swarm: Swarm) -> None:
+def test_a_new_run_takes_a_held_hub_only_with_take_over(swarm: Swarm) -> None:
     swarm.hub()
     first = swarm.trainer(hub=False)
     swarm.publish(Model(rows=64), first)

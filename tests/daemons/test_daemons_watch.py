@@ -127,7 +127,7 @@ def test_with_a_marker_nothing_counts_before_it(swarm: Swarm) -> None:
     assert len(trainer.find("Published")) == 1
 
 
-def test_one_checkpoint_that_is_replaced_in_place(swarm: Swarm) -> None:
+def test_a_checkpoint_that_is_replaced_in_place_is_published(swarm: Swarm) -> None:
     trainer = swarm.trainer(settle=SETTLE)
     model = Model(rows=64)
     versions = []

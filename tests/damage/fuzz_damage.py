@@ -251,6 +251,8 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:100", help="FIRST:END, or one")
     parser.add_argument("--on", type=Path, help="a directory of the file system to be used [that of temporary files]")
     given = parser.parse_args()
+    command = "python -m tests.damage.fuzz_damage --seeds"
+    print(f"{command} {given.seeds}", flush=True)
     first, _, end = given.seeds.partition(":")
     report, began = Report(), time.monotonic()
     run_cases(range(int(first), int(end) if end else int(first) + 1), report, given.on)
@@ -258,7 +260,7 @@ def main() -> int:
     for line, count in report.refused.most_common():
         print(f"  refused {count} ×: {line}")
     for fault in report.faults:
-        print(f"FAULT {fault}")
+        print(f"FAULT {fault}\n  again: {command} {fault.split(':', 1)[0]}")
     return 1 if report.faults else 0
 
 

@@ -136,7 +136,10 @@ def main() -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", default="0:10", help="FIRST:END, or one")
-    first, _, end = parser.parse_args().seeds.partition(":")
+    seeds = parser.parse_args().seeds
+    command = "python -m tests.damage.fuzz_nodes --seeds"
+    print(f"{command} {seeds}", flush=True)
+    first, _, end = seeds.partition(":")
     faults = 0
     with tempfile.TemporaryDirectory(prefix="p2psync-nodes-") as folder:
         place = Path(folder)
@@ -146,7 +149,7 @@ def main() -> int:
                 print(seed, asyncio.run(run_case(seed, published, place / "published", place / "case")), flush=True)
             except Exception:
                 faults += 1
-                print(f"FAULT {seed}: {traceback.format_exc()}", flush=True)
+                print(f"FAULT {seed}: {traceback.format_exc()}\n  again: {command} {seed}", flush=True)
             clear(place / "case")
     return 1 if faults else 0
 

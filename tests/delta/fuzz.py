@@ -212,6 +212,8 @@ def main() -> int:
         print(how, file=sys.stderr)
         judge()
         return 0
+    command = f"python -m tests.delta.fuzz --seed {options.seed}"
+    print(f"{command} --inputs {options.inputs}", file=sys.stderr, flush=True)
     started = time.perf_counter()
     reports, dead = _spread(options.seed, options.inputs, options.processes)
     figures = _figures(reports, time.perf_counter() - started) if reports else {"faults": []}
@@ -220,6 +222,8 @@ def main() -> int:
     if options.json:
         options.json.write_text(text)
     print(text)
+    if figures["faults"]:
+        print(f"{len(figures['faults'])} faults; each again: {command} --only NUMBER", file=sys.stderr)
     return bool(figures["faults"])
 
 

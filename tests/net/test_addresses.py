@@ -51,7 +51,7 @@ def test_a_host_is_used_in_its_plain_form(text: str, host: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "192.0.2.7:7070", "[::1]:7070", "::g", "[::1", "[node]", "http://node", "two words", "-node", "a/b"]
 )
-def test_what_is_no_host_is_refused_by_option_and_value(text: str) -> None:
+def test_an_invalid_host_is_refused_by_option_and_value(text: str) -> None:
     with pytest.raises(UsageError, match="--host") as refused:
         plain_host(text, "--host")
     assert repr(text) in str(refused.value)

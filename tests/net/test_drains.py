@@ -72,7 +72,7 @@ async def test_what_a_peer_says_of_chunks_wakes_the_swarm_alone(node: Node) -> N
     assert await node.settled() == (1, 0)
 
 
-async def test_what_comes_in_one_turn_is_looked_at_once(node: Node) -> None:
+async def test_messages_of_one_turn_are_handled_in_one_drain(node: Node) -> None:
     node.runner._message("peer", Ping(1))
     node.runner._kick()
     node.runner._message("peer", Ping(2))
@@ -90,7 +90,7 @@ async def test_the_rest_is_looked_at_when_it_is_due_whatever_came(node: Node) ->
     assert await node.settled() == (1, 0)
 
 
-async def test_it_wakes_by_itself_for_the_rest(node: Node) -> None:
+async def test_runner_wakes_by_itself_for_the_rest_of_the_core(node: Node) -> None:
     node.rest_at = asyncio.get_running_loop().time() + 0.01
     node.runner._kick()
     await node.settled()
@@ -112,7 +112,7 @@ async def test_a_ban_is_looked_at_as_a_whole_since_others_may_be_dialled_then(no
     assert await node.settled() == (2, 1)
 
 
-async def test_so_is_a_disk_that_keeps_nothing(node: Node) -> None:
+async def test_a_failed_save_is_looked_at_as_a_whole_since_the_transfer_ends(node: Node) -> None:
     signed, _, chunks = make_pack(1, [10])
     node.core.swarm._ground.actions.append(Save(signed.id, 0, chunks[0]))
     node.runner._kick_swarm()

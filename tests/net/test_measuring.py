@@ -283,7 +283,7 @@ def test_junk_is_sent_no_faster_than_asked_for_and_what_comes_after_it_is_not_he
     run(check())
 
 
-def test_chunks_end_junk(run: Run) -> None:
+def test_probe_padding_ends_when_chunks_flow(run: Run) -> None:
     async def check() -> None:
         a = await Told("a").listen()
         one = measured(a, config=POOR)

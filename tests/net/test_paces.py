@@ -88,7 +88,7 @@ def node() -> Node:
     return Node()
 
 
-def test_who_loses_little_is_held_to_nothing(node: Node) -> None:
+def test_a_child_that_loses_little_is_not_paced(node: Node) -> None:
     node.run(5, 0.01)
     assert not node.far.rates
 
@@ -99,7 +99,7 @@ def test_a_far_child_that_loses_much_is_held_and_a_near_one_never(node: Node) ->
     assert not node.near.rates
 
 
-def test_who_is_not_fed_by_this_node_any_more_is_let_go(node: Node) -> None:
+def test_a_former_child_is_no_longer_paced(node: Node) -> None:
     node.run(1, 0.2)
     node.paces.planned(NodePlan(2, ["near"], [1], [TreePosition(-1, [0], 0, 10.0)], headroom=[1.0]))
     node.run(0.25, 0.0)
@@ -116,7 +116,7 @@ def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(
     assert node.far.rates[-1] == pytest.approx(held, rel=0.05)
 
 
-def test_what_a_probe_loses_holds_nobody(node: Node) -> None:
+def test_losses_of_a_probe_pace_no_path(node: Node) -> None:
     node.run(2, 0.3, pumped=("far",))
     node.run(1, 0.0)
     assert not node.far.rates
@@ -129,7 +129,7 @@ def test_connections_that_carry_share_what_their_peer_may_have() -> None:
     assert node.far.rates[-1] == other.rates[-1] == pytest.approx(FIRST * PART / 2, rel=0.3)
 
 
-def test_one_that_carries_alone_has_all_of_it() -> None:
+def test_a_connection_that_carries_alone_has_the_whole_rate() -> None:
     other = Line("far", carries=False)
     node = Node(other)
     node.run(0.5, 0.2)
@@ -205,7 +205,7 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
     assert node.far.rates[-1] == pytest.approx(HELD * PART)
 
 
-def test_one_that_could_not_begin_anew_is_as_old_as_it_was(node: Node) -> None:
+def test_a_connection_that_could_not_restart_keeps_its_age(node: Node) -> None:
     node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5, 0.0)
     node.far.may_begin_anew = False

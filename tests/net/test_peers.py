@@ -295,7 +295,7 @@ def test_silence_ends_a_connection(run: Run, monkeypatch: pytest.MonkeyPatch) ->
     run(check())
 
 
-def test_who_does_not_greet_in_time_is_hung_up_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_greet_in_time_is_disconnected(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         monkeypatch.setattr(stream, "GREETING_TIMEOUT", 0.05)
         a = await Told("a").listen()
@@ -345,7 +345,7 @@ def test_streams_of_one_peer_are_bounded(run: Run, monkeypatch: pytest.MonkeyPat
     run(check())
 
 
-def test_what_waits_for_a_peer_that_does_not_read_is_bounded(run: Run) -> None:
+def test_the_backlog_of_a_peer_that_does_not_read_is_bounded(run: Run) -> None:
     async def check() -> None:
         a = await Told("a").listen()
         raw = await Raw.dial(a.port, hello("x"))

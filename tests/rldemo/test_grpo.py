@@ -13,6 +13,7 @@ from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.grpo import Learner, clipped_objective, group_advantages, make_batch, masters_within
 from p2psync.rldemo.local import changed_fraction, roll_out_batch, snapshot, train
 from p2psync.rldemo.model import Policy, PolicyConfig, completion_logprobs, load_warm_start, working_copy
+from p2psync.rldemo.result import RISE_MIN_STANDARD_ERRORS, reward_trend
 from p2psync.rldemo.rollout import Group, RolloutResult, Sample, WorkItem, generator_for, make_items, roll_out
 from p2psync.rldemo.task import EOS
 
@@ -151,8 +152,8 @@ def test_items_and_results_survive_encoding_and_do_not_depend_on_who_works() -> 
     assert 0.0 < first.mean_reward() < 1.0
 
 
-def test_rewards_rise() -> None:
-    """Six versions at thirty times the demonstration's rate, on small batches."""
+def test_rewards_rise_by_several_standard_errors() -> None:
+    """Six versions at ten times the demonstration's rate, on small batches."""
     config = replace(FAST, versions=6, learning_rate=1e-5)
     rewards = [report.stats.reward for report in train(config, load_warm_start())]
-    assert sum(rewards[-2:]) > sum(rewards[:2])
+    assert reward_trend(rewards) >= RISE_MIN_STANDARD_ERRORS

@@ -48,6 +48,11 @@ def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch
     assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "rising"
 
 
+def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Follower, "_is_confirmed", lambda self, walk: True)
+    assert failure(CALM).kind == "announced"
+
+
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
     error = failure(ANNOUNCE_SETTLE_SECONDS)

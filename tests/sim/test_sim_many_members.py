@@ -1,4 +1,4 @@
-"""A thousand members, nine hundred of which cannot be dialled: the real hub core and real nodes, in virtual time."""
+"""A thousand members, most of which cannot be dialled: the real hub core and real nodes, in virtual time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import random
 
 import msgspec
-
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, MembershipClient
 from p2psync.membership.records import DEFAULT_TTL, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
@@ -15,9 +14,9 @@ from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.node import NodeConfig
 from p2psync.swarm.told_paths import PATHS_IN_ALL, most_paths
 
-MEMBERS, REACHABLE = 1000, 100
+MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.
-VERSIONS, EVERY, SECONDS = 3, 8.0, 4 * DEFAULT_TTL
+VERSIONS, EVERY, SECONDS = 3, 8.0, 3 * DEFAULT_TTL
 #: Bytes of one member in the view, and of one path in a renewal, both in JSON.
 MEMBER_BYTES, PATH_BYTES = 320, 110
 #: Bytes that every reader gets per version, with its manifest.

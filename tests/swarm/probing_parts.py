@@ -15,6 +15,7 @@ from p2psync.swarm.probing import Prober
 
 STEP = 0.05
 MBIT = 125_000.0
+CONFIG = ProbeConfig()
 _FRAME = 32 << 10
 T = TypeVar("T")
 _JUNK = ProbePadding(memoryview(bytes(_FRAME)))
@@ -208,3 +209,26 @@ class World:
             host.gauges.read(readings, self.now)
             host.prober.poll(host.flowing, self.now)
             self._act(host)
+
+
+def prober(config: ProbeConfig = CONFIG, peers: int = 3, region: str = "a") -> Prober:
+    """A node with peers p0, p1, … of its region."""
+    made = Prober("me", "a", config, Gauges(), random.Random(0))
+    for i in range(peers):
+        made.peer_up(f"p{i}", region, 0.0)
+    return made
+
+
+def told(node: Prober, kind: Callable[..., object]) -> list[Tell]:
+    return [action for action in node.actions() if isinstance(action, Tell) and isinstance(action.message, kind)]  # type: ignore[arg-type]
+
+
+def asking() -> Prober:
+    """A node that asks two near peers for junk, and leaves the way to one far away to another."""
+    gauges = Gauges()
+    node = Prober("second in line", "a", ProbeConfig(settle=0.0, spread=0.0, rank_wait=1e6), gauges, random.Random(0))
+    node.members(["me"])
+    for name, region in (("p0", "a"), ("p1", "a"), ("far", "b")):
+        node.peer_up(name, region, 0.0)
+    node.poll(False, 0.1)
+    return node

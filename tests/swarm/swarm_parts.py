@@ -7,10 +7,9 @@ from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
-
 from p2psync.membership.records import Announcement, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, pack_table
-from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message
+from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message, Request
 from p2psync.swarm.core import Action, SendChunk, Swarm, SwarmConfig
 from p2psync.swarm.transfer import Bits, pack_bitmap
 
@@ -19,6 +18,8 @@ CHUNK = 100
 CONFIG = SwarmConfig(
     window_least=1000, window_most=4000, surplus_most=8000, flush_limit=250, push_room=250, late_after=5.0, horizon=0.5
 )
+#: By then a first request is overdue, and not yet late (seconds).
+OVERDUE = 1.0
 EMPTY_TABLE = pack_table([])
 
 T = TypeVar("T")
@@ -159,3 +160,11 @@ def view_of(
         members=[Member(info=info) for info in members],
         lineage=list(lineage),
     )
+
+
+def asked(bench: Bench) -> dict[str, list[int]]:
+    """The chunks asked of each peer since the last look."""
+    found: dict[str, list[int]] = {}
+    for name, request in bench.sent(Request):
+        found.setdefault(name, []).extend(request.chunks)
+    return found

@@ -32,7 +32,7 @@ def test_a_chunk_is_expected_as_long_after_it_was_put_in_as_others_of_its_tree_t
     assert arrivals.expected("b", np.array([2])) == pytest.approx([1.5])
 
 
-def test_newer_ones_count_more_and_more() -> None:
+def test_arrival_estimate_weighs_newer_samples_more() -> None:
     arrivals = begun(1)
     for index in range(8):
         arrivals.put(index, 0, float(index))
@@ -42,7 +42,7 @@ def test_newer_ones_count_more_and_more() -> None:
     assert 0.7 < took < 1.0
 
 
-def test_nothing_is_expected_where_nothing_was_seen_or_put_in() -> None:
+def test_arrival_estimate_is_unknown_before_a_sample_or_a_send() -> None:
     arrivals = begun()
     arrivals.put(0, 0, 1.0)
     arrivals.put(1, 1, 1.0)
@@ -51,7 +51,7 @@ def test_nothing_is_expected_where_nothing_was_seen_or_put_in() -> None:
     assert (arrivals.expected("b", ALL) == -np.inf).all()
 
 
-def test_other_trees_begin_anew_and_what_was_put_into_the_old_ones_tells_nothing() -> None:
+def test_arrival_estimate_of_changed_trees_ignores_chunks_sent_down_the_old_ones() -> None:
     arrivals = begun()
     arrivals.put(0, 1, 1.0)
     arrivals.put(1, 1, 1.0)

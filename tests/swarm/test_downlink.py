@@ -7,7 +7,7 @@ import pytest
 from p2psync.swarm.downlink import LONGEST, Downlink
 
 
-def test_there_is_no_estimate_before_something_came_for_a_while() -> None:
+def test_downlink_estimate_is_unknown_before_a_busy_time() -> None:
     downlink = Downlink()
     downlink.begin(100.0)
     assert downlink.queue_seconds(10_000, 105.0) == 0
@@ -16,7 +16,7 @@ def test_there_is_no_estimate_before_something_came_for_a_while() -> None:
     assert downlink.queue_seconds(10_000, 200.5) == 0
 
 
-def test_what_is_owed_takes_as_long_as_the_pace_so_far_says() -> None:
+def test_downlink_estimate_divides_what_is_owed_by_the_rate_so_far() -> None:
     downlink = Downlink()
     downlink.begin(0.0)
     downlink.arrived(500, 1.0)
@@ -25,7 +25,7 @@ def test_what_is_owed_takes_as_long_as_the_pace_so_far_says() -> None:
     assert downlink.queue_seconds(10**9, 2.0) == LONGEST
 
 
-def test_an_idle_time_is_not_taken_for_a_slow_one() -> None:
+def test_downlink_estimate_ignores_idle_time() -> None:
     downlink = Downlink()
     downlink.begin(0.0)
     downlink.arrived(1000, 2.0)
@@ -33,7 +33,7 @@ def test_an_idle_time_is_not_taken_for_a_slow_one() -> None:
     assert downlink.queue_seconds(5000, 1000.0) == 0
 
 
-def test_an_old_pace_gives_way_to_the_present_one() -> None:
+def test_downlink_estimate_follows_a_changed_rate() -> None:
     downlink = Downlink()
     downlink.begin(0.0)
     for second in range(1, 11):

@@ -123,7 +123,7 @@ def test_manifests_are_asked_for_unless_they_are_at_hand() -> None:
     assert actor.follower.phase is Phase.GATHER
 
 
-def test_from_open_to_commit() -> None:
+def test_follower_opens_fetches_stages_and_commits_in_order() -> None:
     actor = Actor(at(0))
     action = actor.open(D1)
     assert actor.one(Fetch).wanted == (0, 1)
@@ -338,7 +338,7 @@ def test_a_failed_commit_is_tried_again_from_what_is_live_then() -> None:
     assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1), (1, 2)]
 
 
-def test_without_a_way_it_waits_and_goes_on_as_soon_as_there_is_one() -> None:
+def test_follower_without_a_path_waits_and_goes_on_once_there_is_one() -> None:
     actor = Actor()
     actor.see(D1)
     assert "no anchor" in actor.follower.last_error

@@ -120,7 +120,7 @@ def test_an_older_run_is_refused_once_whatever_its_epoch_and_version() -> None:
     assert len(actor.did(RefuseRun)) == 2, "another situation"
 
 
-def test_a_restart_changes_nothing_of_that() -> None:
+def test_an_older_run_is_refused_after_a_restart_too() -> None:
     actor = Actor(at(of(MIDDLE, 0)))
     actor.see(of(OLD, 7))
     again = Actor(actor.follower.position)
@@ -245,7 +245,7 @@ VIEWS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(VIEWS, st.sampled_from([NEWEST, ANY, MIDDLE[:12]]))
-def test_whatever_hubs_show_and_whenever_they_show_it(
+def test_follower_never_goes_back_whatever_hubs_show_and_when(
     views: list[tuple[str, int, int, type | None]], follow: str
 ) -> None:
     actor = Actor(follow=follow)

@@ -113,7 +113,7 @@ def test_one_that_is_far_along_its_chain_is_not_thrown_back() -> None:
     assert actor.follower.cares(action)
 
 
-def test_a_little_is_not_worth_turning_for() -> None:
+def test_follower_keeps_its_path_if_another_saves_little() -> None:
     actor = Actor(0, turn_bytes=5000)
     actor.opened(actor.see(*chain(6)))
     actor.follower.actions()
@@ -138,7 +138,7 @@ def test_steps_that_both_ways_share_are_not_given_up() -> None:
     assert id_of(DELTAS[1]) not in [a.id for a in actions if isinstance(a, Forgo)]
 
 
-def test_it_turns_a_few_times_at_most_until_it_commits_something() -> None:
+def test_follower_changes_its_path_a_few_times_at_most_before_a_commit() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(1)))
     lineage, turned = chain(1), 0
@@ -152,7 +152,7 @@ def test_it_turns_a_few_times_at_most_until_it_commits_something() -> None:
     assert turned == MAX_TURNS
 
 
-def test_after_a_commit_it_may_turn_again() -> None:
+def test_follower_may_change_its_path_again_after_a_commit() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(1)))
     action = actor.opened(actor.see(*chain(6), SQUASH))

@@ -112,7 +112,7 @@ def test_one_who_sends_all_that_he_may_refutes_nothing_and_one_who_gives_less_do
     assert feed.run(5, {"a": 5}, limit=10).paths["a"].degraded_to
 
 
-def test_talk_is_no_transfer() -> None:
+def test_messages_without_chunks_measure_no_path() -> None:
     assert Feed().run(3, received={"a": 0.3}).paths["a"].received.value == 0
 
 
@@ -391,7 +391,7 @@ def test_late_ticks_and_new_connections_are_no_measure() -> None:
     assert gauges.up.value == 0
 
 
-def test_noise_is_no_news_and_a_change_is() -> None:
+def test_measures_are_told_again_on_a_change_and_not_on_noise() -> None:
     feed, rng = Feed(), random.Random(0)
     feed.run(5, {"a": 50})
     told = feed.gauges.statistics()

@@ -9,7 +9,7 @@ def test_nothing_is_known_before_the_first_push() -> None:
     assert Lag().patience == FIRST
 
 
-def test_what_most_pushes_take_lies_between_their_mean_and_what_is_waited_for() -> None:
+def test_push_lag_of_most_chunks_lies_between_the_mean_and_the_timeout() -> None:
     lag = Lag()
     for k in range(200):
         lag.sample(0.9 + 0.3 * (k % 3))
@@ -17,14 +17,14 @@ def test_what_most_pushes_take_lies_between_their_mean_and_what_is_waited_for() 
     assert lag.mean < 1.5 < lag.usual < lag.patience < 2.4
 
 
-def test_short_lags_are_waited_for_a_second_in_any_case() -> None:
+def test_push_timeout_is_a_second_at_least() -> None:
     lag = Lag()
     lag.sample(0.01)
     assert lag.patience == LEAST
     assert lag.usual < 0.1
 
 
-def test_what_was_pulled_too_soon_is_remembered_for_a_while_and_up_to_a_bound() -> None:
+def test_push_timeout_grows_for_a_while_after_pulls_that_were_too_soon() -> None:
     lag = Lag()
     lag.sample(0.01)
     lag.came_late(2.0)

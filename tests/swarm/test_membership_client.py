@@ -46,14 +46,14 @@ def calls(made: MembershipClient, now: float) -> list[type[HubCall]]:
     return [type(call) for call in made.poll(now)]
 
 
-def test_it_joins_first_and_only_once() -> None:
+def test_membership_client_joins_first_and_once() -> None:
     made = client()
     assert calls(made, 0.0) == [CallJoin]
     assert calls(made, 1.0) == []
     assert made.next_wake() == float("inf")
 
 
-def test_once_in_it_keeps_one_long_poll_open() -> None:
+def test_membership_client_keeps_one_long_poll_open_after_the_join() -> None:
     made = member()
     assert calls(made, 1.0) == []
     made.viewed(view_of(revision=4), 1.0)
@@ -61,7 +61,7 @@ def test_once_in_it_keeps_one_long_poll_open() -> None:
     assert call == CallView("hub", 4, "l")
 
 
-def test_what_changed_is_put_to_the_view_that_it_knows() -> None:
+def test_membership_client_applies_changes_to_the_view_that_it_has() -> None:
     made = member()
     one, two = (Member(info=NodeInfo(node=name, role="actor")) for name in ("1", "2"))
     made.viewed(View(instance="hub", revision=4, members=[one]), 1.0)
@@ -69,7 +69,7 @@ def test_what_changed_is_put_to_the_view_that_it_knows() -> None:
     assert whole == made.view == View(instance="hub", revision=5, members=[one, two])
 
 
-def test_what_changed_since_another_view_has_it_ask_for_all() -> None:
+def test_membership_client_asks_for_a_whole_view_after_changes_to_another_one() -> None:
     made = member()
     made.viewed(view_of(revision=4), 1.0)
     assert made.viewed(View(instance="hub", revision=9, since=7), 2.0) is None
@@ -92,7 +92,7 @@ def test_an_unchanged_view_keeps_the_last_one() -> None:
     assert made.view is view
 
 
-def test_it_renews_at_a_third_of_the_ttl() -> None:
+def test_membership_client_renews_at_a_third_of_the_ttl() -> None:
     made = member()
     assert made.next_wake() == pytest.approx(TTL / 3)
     assert calls(made, TTL / 3 - 0.01) == []
@@ -213,7 +213,7 @@ def test_the_last_view_stays_in_use_while_the_hub_is_away() -> None:
     assert made.view is view
 
 
-def test_it_never_asks_to_be_woken_at_once_when_there_is_nothing_to_do() -> None:
+def test_membership_client_sets_no_alarm_at_once_when_nothing_is_due() -> None:
     made = member()
     now = 0.0
     rng = random.Random(5)

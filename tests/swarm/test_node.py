@@ -185,7 +185,7 @@ def test_a_banned_peer_is_hung_up_on_neither_dialled_nor_taken_back_until_its_ti
     assert node.dials(1.0 + ban + 0.1) == ["z"]
 
 
-def test_who_is_no_member_any_more_is_not_dialled() -> None:
+def test_node_does_not_dial_former_members() -> None:
     node = Node("m")
     node.meet(info("a"))
     node.meet()
@@ -195,7 +195,7 @@ def test_who_is_no_member_any_more_is_not_dialled() -> None:
 # ---- how the parts hang together -----------------------------------------------------------------------------------
 
 
-def test_nothing_to_do_means_no_alarm_at_once() -> None:
+def test_node_sets_no_alarm_at_once_when_nothing_is_due() -> None:
     node = Node("m", follower=Follower(None))
     node.meet(info("a"), info("z"))
     now = 0.0
@@ -205,9 +205,7 @@ def test_nothing_to_do_means_no_alarm_at_once() -> None:
 
 
 @pytest.mark.parametrize(("local", "said"), [("", [NO_VERSION]), ("ab" * 16, [])])
-def test_only_who_has_no_weights_at_all_has_the_next_anchor_pushed_without_a_word(
-    local: str, said: list[bytes]
-) -> None:
+def test_only_a_node_without_weights_is_pushed_the_next_anchor_unasked(local: str, said: list[bytes]) -> None:
     node = Node("m", follower=Follower(None, local))
     node.core.swarm.follow(relay_plan(("p", "")), 0.0)
     node.core.peer_up("p", "", 0.0)

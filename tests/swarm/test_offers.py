@@ -13,7 +13,7 @@ from p2psync.swarm.follower import MAX_HEARD, AbandonStage, CommitStage, Followe
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.swarm.swarm_parts import RUN, Bench, announce, digest_of, flags, id_of, manifest_of, view_of
 from tests.swarm.test_node import info
-from tests.swarm.test_swarm_pushing import relay, relay_plan, root, root_plan
+from tests.swarm.tree_parts import relay, relay_plan, root, root_plan
 
 SIGNED = b"a signed manifest"
 D1, D2 = (manifest_of(2, version=v, base=v - 1) for v in (1, 2))

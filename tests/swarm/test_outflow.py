@@ -9,7 +9,7 @@ from p2psync.swarm.outflow import BURST, Outflow
 RATE = 1e6
 
 
-def test_without_a_rate_everything_may_leave_and_nothing_is_held() -> None:
+def test_token_bucket_without_a_rate_holds_nothing() -> None:
     outflow = Outflow()
     for _ in range(100):
         assert outflow.may(0.0)
@@ -17,7 +17,7 @@ def test_without_a_rate_everything_may_leave_and_nothing_is_held() -> None:
     assert not outflow.held
 
 
-def test_after_a_burst_as_much_leaves_as_the_rate_brings() -> None:
+def test_token_bucket_gives_a_burst_and_then_its_rate() -> None:
     outflow = Outflow()
     outflow.limit(RATE)
     now, sent, size = 0.0, 0, 50_000
@@ -31,7 +31,7 @@ def test_after_a_burst_as_much_leaves_as_the_rate_brings() -> None:
     assert outflow.held
 
 
-def test_time_in_which_nothing_was_sent_is_not_saved_up() -> None:
+def test_token_bucket_saves_no_idle_time_beyond_a_burst() -> None:
     outflow = Outflow()
     outflow.limit(RATE)
     burst = 0
@@ -41,7 +41,7 @@ def test_time_in_which_nothing_was_sent_is_not_saved_up() -> None:
     assert burst <= BURST + 2 * 10_000
 
 
-def test_a_rate_that_is_taken_away_holds_nothing_any_more() -> None:
+def test_token_bucket_whose_rate_is_removed_holds_nothing() -> None:
     outflow = Outflow()
     outflow.limit(RATE)
     outflow.took(10 * BURST, 0.0)
@@ -50,7 +50,7 @@ def test_a_rate_that_is_taken_away_holds_nothing_any_more() -> None:
     assert outflow.may(0.0)
 
 
-def test_who_waits_is_woken_for_half_a_burst_and_not_for_each_chunk() -> None:
+def test_token_bucket_wakes_waiters_for_half_a_burst() -> None:
     outflow = Outflow()
     outflow.limit(RATE)
     now, size, wakes, sent = 0.0, BURST // 4, 0, 0

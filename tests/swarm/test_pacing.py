@@ -17,14 +17,14 @@ def look(pace: Pace, lost: float, *, rate: float = PART) -> None:
     pace.seen(0.5, sent, int(lost * sent), int(rate / 2))
 
 
-def test_without_many_losses_nothing_is_held() -> None:
+def test_a_path_with_few_losses_is_not_paced() -> None:
     pace = Pace(PART)
     for _ in range(20):
         look(pace, MANY)
     assert pace.rate == 0.0
 
 
-def test_who_loses_much_is_held_to_his_part_or_to_what_came_through() -> None:
+def test_a_path_with_many_losses_is_paced_at_its_part_or_its_goodput() -> None:
     pace = Pace(PART)
     look(pace, 0.2, rate=PART / 2)
     assert pace.rate == FIRST * PART

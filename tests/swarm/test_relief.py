@@ -55,14 +55,14 @@ def test_what_another_owes_a_child_is_brought_from_the_far_end_and_each_parent_b
     assert len(drawn) > 4
 
 
-def test_it_goes_on_below_the_child_in_the_tree_that_leads_there() -> None:
+def test_a_hedged_push_goes_on_down_the_tree_below_the_child() -> None:
     bench = through()
     bench.swarm.flushed("c", 2 * CHUNK, HELD + 0.1)
     bench.swarm.poll(HELD + 0.1)
     assert {action.tag for action in bench.done(SendChunk)} == {tag_of(1, 0)}
 
 
-def test_what_has_not_been_around_for_long_is_left_to_whom_it_is_due_from() -> None:
+def test_recent_chunks_are_not_pushed_by_others_than_their_parent() -> None:
     bench = through()
     assert brought(bench, HELD - 0.1) == []
     bench.swarm.poll(bench.swarm.next_wake())
@@ -70,7 +70,7 @@ def test_what_has_not_been_around_for_long_is_left_to_whom_it_is_due_from() -> N
     assert len(bench.served()) == 2, "it is looked again, though nothing else happens"
 
 
-def test_what_the_child_says_to_hold_and_what_it_was_brought_is_not_brought_again() -> None:
+def test_hedged_pushes_skip_chunks_that_the_child_holds_or_was_pushed() -> None:
     bench = through()
     bench.say("c", Have(bench.short, [5, 9, 13, 15]), 0.3)
     rest = []
@@ -79,7 +79,7 @@ def test_what_the_child_says_to_hold_and_what_it_was_brought_is_not_brought_agai
     assert sorted(rest) == [4, 6, 7, 8, 10, 11, 12, 14]
 
 
-def test_who_lacks_something_itself_brings_nothing() -> None:
+def test_an_incomplete_node_makes_no_hedged_pushes() -> None:
     bench = relay(("p", "c"), ("q", ""), chunks=8, config=LARGE)
     bench.say("c", Subscribe(bench.short, True))
     bench.say("q", Have(bench.short, [4, 5, 6]), 0.0)
@@ -109,7 +109,7 @@ def test_where_the_uplink_is_full_all_pushes_go_first() -> None:
     assert {index >= 8 for name, index in bench.served() if name == "c"} == {True}
 
 
-def test_a_publisher_does_so_once_all_is_put_in() -> None:
+def test_a_publisher_makes_hedged_pushes_once_every_chunk_is_sent() -> None:
     bench = root("a", "b", chunks=8, config=LARGE)
     bench.seed_all()
     served = bench.served()
@@ -129,7 +129,7 @@ def test_a_publisher_does_so_once_all_is_put_in() -> None:
     assert {index for _, index in again} < set(first["a"])
 
 
-def test_small_manifests_are_left_alone() -> None:
+def test_small_manifests_get_no_hedged_pushes() -> None:
     bench = relay(("p", "c"), ("q", ""), chunks=8, config=replace(CONFIG, flight_least=1 << 20))
     bench.say("c", Subscribe(bench.short, True))
     for index in range(8):
@@ -172,7 +172,7 @@ def brought_at_the_end(took: float) -> tuple[Bench, list[int]]:
     return bench, first["b"][1:]
 
 
-def test_what_would_be_somewhere_last_the_root_brings_as_soon_as_all_is_put_in() -> None:
+def test_the_publisher_pushes_the_chunks_that_would_come_last_as_soon_as_every_chunk_is_sent() -> None:
     bench, owed = brought_at_the_end(took=0.7)
     sends = bench.done(SendChunk)
     assert [(send.peer, send.index) for send in sends] == [("a", owed[-1]), ("a", owed[-2])], "what there is room for"
@@ -194,7 +194,7 @@ def test_an_earlier_manifest_that_is_still_there_does_not_keep_the_root_from_tha
     assert {name for name, _ in bench.served()} == {"a"}
 
 
-def test_what_is_due_soon_the_root_leaves_to_whom_it_is_due_from() -> None:
+def test_the_publisher_leaves_chunks_that_are_due_soon_to_their_parents() -> None:
     bench, _ = brought_at_the_end(took=0.4)
     assert bench.served() == []
 
@@ -286,7 +286,7 @@ def test_the_way_to_one_for_whom_nothing_was_planned_is_made_ready_for_his_part_
     assert bench.actions() == []
 
 
-def test_where_nothing_holds_the_uplink_up_no_way_is_made_ready() -> None:
+def test_an_uplink_that_is_not_full_prepares_no_path() -> None:
     bench, _ = brought_at_the_end(took=0.7)
     assert all(isinstance(action, SendChunk) for action in bench.actions())
 
@@ -308,7 +308,7 @@ def test_a_way_that_carries_hardly_anything_is_tried_once_before_all_is_put_in()
     assert bench.actions() == []
 
 
-def test_so_many_ways_that_trying_them_would_take_the_uplink_are_not_tried() -> None:
+def test_too_many_slow_paths_for_the_uplink_are_not_tried() -> None:
     bench = late_for_a_stranger()
     transfer = bench.swarm._ground.transfers[bench.short]
     transfer.relieves, transfer.ends = False, True
@@ -318,7 +318,7 @@ def test_so_many_ways_that_trying_them_would_take_the_uplink_are_not_tried() -> 
     assert bench.served() == []
 
 
-def test_it_is_near_the_end_once_the_rest_goes_out_in_a_moment() -> None:
+def test_a_manifest_is_near_its_end_once_the_rest_leaves_in_a_moment() -> None:
     bench = root("a", "b", chunks=1000, config=LARGE)
     bench.seed_all()
     transfer = bench.swarm._ground.transfers[bench.short]

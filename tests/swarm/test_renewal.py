@@ -28,7 +28,7 @@ def test_paths_that_began_together_begin_anew_one_after_the_other_before_they_ar
     assert len(found) == 8
 
 
-def test_of_many_some_do_at_a_time_so_that_all_have_in_time() -> None:
+def test_of_many_paths_some_restart_at_a_time_so_that_all_have_in_time() -> None:
     renewals = Renewals()
     renewals.begun([str(i) for i in range(100)], 0.0)
     found = run(renewals, 100, 9.0)
@@ -36,17 +36,17 @@ def test_of_many_some_do_at_a_time_so_that_all_have_in_time() -> None:
     assert max(map(len, found.values())) == 9
 
 
-def test_a_path_does_so_again_and_again_as_long_as_something_waits() -> None:
+def test_a_path_restarts_again_and_again_while_chunks_wait() -> None:
     assert list(run(Renewals(), 1, 20.0)) == [LOOK + FROM, LOOK + 2 * FROM, LOOK + 3 * FROM]
 
 
-def test_a_path_on_which_nothing_waits_does_not() -> None:
+def test_a_path_on_which_nothing_waits_does_not_restart() -> None:
     renewals = Renewals()
     renewals.begun(["idle"], 0.0)
     assert renewals.due({"busy": 5.0}, {"busy": 0.1}, LOOK, 9.0) == []
 
 
-def test_meanwhile_it_is_held_to_the_best_that_it_carried_of_late() -> None:
+def test_a_path_that_restarts_is_paced_at_its_best_recent_rate() -> None:
     renewals = Renewals()
     renewals.begun(["a"], 0.0)
     renewals.due({"a": 900.0}, {"a": 0.2}, LOOK, FROM - LOOK)
@@ -56,7 +56,7 @@ def test_meanwhile_it_is_held_to_the_best_that_it_carried_of_late() -> None:
     assert TRIPS * 0.2 > LEAST
 
 
-def test_who_is_no_child_any_more_is_forgotten() -> None:
+def test_paths_of_former_children_are_forgotten() -> None:
     renewals = Renewals()
     renewals.begun(["a"], 0.0)
     renewals.due({"a": 900.0}, {"a": 0.2}, LOOK, FROM)

@@ -94,18 +94,18 @@ def test_connections_that_lose_because_they_are_too_many_do_not_become_more() ->
     assert max(seen) * LEAST_WINDOW * 1448 <= 1.3 * 10.0 * MBIT * 0.08
 
 
-def test_more_that_did_not_help_are_taken_back_and_not_tried_again_soon() -> None:
+def test_stream_policy_takes_back_streams_that_did_not_help() -> None:
     seen = drive(StreamPolicy("cubic"), lambda streams: 20.0, REST - 5)
     assert max(seen) > 2
     assert seen[-1] == 2
     assert sum(b > a for a, b in itertools.pairwise(seen)) == 1
 
 
-def test_without_loss_there_is_no_trial() -> None:
+def test_stream_policy_tries_no_more_streams_without_loss() -> None:
     assert set(drive(StreamPolicy("cubic"), lambda streams: 20.0, 30, loss=lambda streams: 0.0)) == {2}
 
 
-def test_idle_peers_are_left_alone() -> None:
+def test_stream_policy_leaves_idle_peers_alone() -> None:
     policy = StreamPolicy("cubic")
     gauge = Gauge(rtt=0.1)
     gauge.losses.sent, gauge.losses.resent = 1e7, 1e5
@@ -121,7 +121,7 @@ def test_bbr_stays_with_the_first_unless_its_flows_drown_each_other() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 4])
-def test_it_begins_with_what_it_is_told(first: int) -> None:
+def test_stream_policy_begins_with_the_given_number(first: int) -> None:
     policy = StreamPolicy("cubic", first)
     assert policy.wanted("p") == first
     drive(policy, lambda streams: 5.0 * streams, 10)

@@ -66,7 +66,7 @@ def test_a_chunk_that_was_lost_before_it_was_told_is_not_told() -> None:
     assert bench.sent(Have) == []
 
 
-def test_what_is_held_is_served_and_the_rest_rejected() -> None:
+def test_requests_for_held_chunks_are_served_and_others_rejected() -> None:
     bench = Bench(4)
     bench.swarm.begin(bench.id, bench.manifest, flags(4, 0, 2), flags(4), 0.0)
     bench.peer("a")
@@ -184,7 +184,7 @@ def test_a_ping_is_answered() -> None:
     assert bench.actions() == [Send("a", Pong(77))]
 
 
-def test_what_was_handed_out_of_a_manifest_that_ended_meanwhile_gives_its_room_back() -> None:
+def test_chunks_of_an_ended_manifest_give_their_room_back() -> None:
     bench = Bench()
     bench.seed_all()
     bench.peer("a")
@@ -229,7 +229,7 @@ def test_where_the_uplink_holds_a_node_up_peers_take_turns_and_nothing_stays_beh
     assert {name: middle.count(name) for name in "ab"} == {"a": 1000, "b": 1000}
 
 
-def test_who_asks_without_end_keeps_nobody_waiting_for_long() -> None:
+def test_a_peer_that_requests_without_end_keeps_nobody_waiting_for_long() -> None:
     bench = paced(CHUNK / 0.01, chunks=4000, flight_least=0)
     for start in range(0, 3000, 1000):
         bench.say("b", Request(bench.short, list(range(start, start + 1000))), 0.0)

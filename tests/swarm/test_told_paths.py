@@ -37,7 +37,7 @@ def test_peers_of_the_plan_come_first_then_measured_ones_in_other_regions_then_o
     assert told(gauges) == {"planned", "far", "late", "near"}
 
 
-def test_what_was_used_a_moment_sooner_or_later_changes_nothing() -> None:
+def test_told_paths_do_not_change_with_the_exact_time_of_use() -> None:
     gauges = gauges_of(2, a=measured(), b=measured(), c=measured())
     before = gauges.statistics()
     for name, at in {"a": 1.0, "b": 3.0, "c": 2.0}.items():
@@ -45,7 +45,7 @@ def test_what_was_used_a_moment_sooner_or_later_changes_nothing() -> None:
     assert gauges.statistics() is before
 
 
-def test_who_could_not_be_dialled_last_is_told_of_at_once() -> None:
+def test_a_failed_dial_is_told_at_once() -> None:
     gauges = gauges_of(3, a=measured())
     for number in range(10):
         gauges.failed(f"x{number}")

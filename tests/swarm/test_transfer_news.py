@@ -20,7 +20,7 @@ def begun() -> Transfer:
 
 
 @pytest.mark.parametrize("count", [1, FEW - 1, FEW, 3 * FEW])
-def test_what_is_new_counts_once_and_what_cannot_be_counts_not(count: int) -> None:
+def test_transfer_counts_new_chunks_once_and_impossible_ones_never(count: int) -> None:
     transfer, theirs = begun(), np.zeros(CHUNKS, np.bool_)
     theirs[0] = True
     told = list(range(count))

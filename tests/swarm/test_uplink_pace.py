@@ -70,7 +70,7 @@ def test_where_connections_are_delayed_the_rate_stays_about_where_it_is() -> Non
     assert node.look(40) < 0.55 * UPLINK
 
 
-def test_what_does_not_come_through_raises_nothing() -> None:
+def test_lost_bytes_do_not_raise_the_uplink_rate() -> None:
     node = Node()
     node.look(1)
     assert node.look(20, rate=0.5 * UPLINK) == pytest.approx(KEPT * UPLINK, rel=0.02)

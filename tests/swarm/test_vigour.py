@@ -27,17 +27,17 @@ def test_a_path_that_brings_far_less_than_planned_begins_anew_at_once() -> None:
 
 
 @pytest.mark.parametrize(("share", "lost"), [(1.0, 0.0), (LACK + 0.01, 0.0), (LACK / 2, LOSES + 0.01)])
-def test_one_that_brings_about_enough_or_loses_more_does_not(share: float, lost: float) -> None:
+def test_a_path_that_brings_enough_or_loses_more_does_not_restart(share: float, lost: float) -> None:
     assert looks(Vigour(PLANNED), 60, share, lost) == 0
 
 
-def test_one_that_is_growing_by_itself_is_let_grow() -> None:
+def test_a_path_that_grows_by_itself_does_not_restart() -> None:
     vigour = Vigour(PLANNED)
     assert not any(look(vigour, 0.02 * GROWING**i) for i in range(9))
     assert looks(vigour, ENOUGH * LOOK, 0.5) == 1, "until it does not any more"
 
 
-def test_what_it_is_held_to_is_all_that_is_expected_of_it() -> None:
+def test_a_path_is_expected_to_bring_no_more_than_its_pacing_rate() -> None:
     vigour = Vigour(PLANNED)
     vigour.held(0.4 * PLANNED)
     assert looks(vigour, 5, 0.3) == 0
@@ -45,21 +45,21 @@ def test_what_it_is_held_to_is_all_that_is_expected_of_it() -> None:
     assert looks(vigour, 1, 0.3) == 1
 
 
-def test_a_single_lacking_look_is_chance() -> None:
+def test_a_single_low_reading_restarts_no_path() -> None:
     vigour = Vigour(PLANNED)
     for _ in range(20):
         assert not look(vigour, 0.1)
         assert not look(vigour, 1.0)
 
 
-def test_it_has_time_to_grow_before_it_begins_anew_once_more() -> None:
+def test_a_restarted_path_has_time_to_grow_before_the_next_restart() -> None:
     vigour = Vigour(PLANNED)
     assert looks(vigour, ENOUGH * LOOK, 0.1) == 1
     assert looks(vigour, GROWS - LOOK, 0.2) == 0
     assert looks(vigour, 2 * LOOK, 0.2) == 1, "it grew, and not enough"
 
 
-def test_where_it_does_not_help_the_path_is_let_alone_until_the_plan_has_something_else_for_it() -> None:
+def test_a_path_that_restarts_in_vain_is_left_alone_until_the_plan_changes() -> None:
     vigour = Vigour(PLANNED)
     assert looks(vigour, 100, 0.3) == TRIES
     vigour.planned(PLANNED)
@@ -68,14 +68,14 @@ def test_where_it_does_not_help_the_path_is_let_alone_until_the_plan_has_somethi
     assert looks(vigour, 100, 0.3) > 0
 
 
-def test_one_that_was_helped_may_be_helped_again() -> None:
+def test_a_path_whose_restart_helped_may_restart_again() -> None:
     vigour, begun = Vigour(PLANNED), 0
     for share in (0.05, 0.05 * HELPED**2, 0.05 * HELPED**4, 0.05 * HELPED**6):
         begun += looks(vigour, GROWS + LOOK, share)
     assert begun > TRIES + 1
 
 
-def test_what_was_seen_before_a_pause_does_not_count() -> None:
+def test_readings_before_a_pause_do_not_restart_a_path() -> None:
     vigour = Vigour(PLANNED)
     for _ in range(20):
         assert not vigour.seen(LOOK * 0.9, 1000, 0, 1000)

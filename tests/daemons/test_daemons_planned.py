@@ -1,0 +1,69 @@
+"""Over real sockets: chunks are pushed along the plan's trees, and a planned race on shaped links is near its bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from checkpoint_parts import Model
+from runs_parts import LIMIT, Site, site_at
+
+from p2psync.bench.swarm.contenders import OURS
+from p2psync.bench.swarm.race import Options, Race
+from p2psync.observe.events import Committed, Published
+from p2psync.topology.emulator import why_not
+from p2psync.topology.model import Region, Topology
+
+ACTORS = 4
+_reason = why_not()
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    """Nodes of one test."""
+    async with site_at(tmp_path) as made:
+        yield made
+
+
+async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_for(site: Site) -> None:
+    trainer, told = await site.trainer("trainer", plan=True)
+    model = Model(shards=1, rows=8192)
+    actors = [await site.actor(f"actor-{number}") for number in range(ACTORS)]
+    await site.publish(trainer, model)
+    for actor in actors:
+        await actor.runs(trainer)
+    nodes = [trainer.runner.core, *(actor.node.runner.core for actor in actors)]
+    async with asyncio.timeout(4 * LIMIT):  # the planner is a process that gives way to others
+        # The plan of exactly these nodes is known to each of them, and they are connected by it.
+        while not all(  # noqa: ASYNC110 (what is waited for happens in nodes, which tell nobody)
+            node.plan is not None
+            and node.plan.revision == trainer.hub.core.view().plan
+            and set(node.plan.peers) <= {peer.name for peer in node.swarm.peers}
+            for node in nodes
+        ):
+            await asyncio.sleep(0.01)
+    before = trainer.runner.core.swarm.sent_bytes
+    for _ in range(2):
+        await site.publish(trainer, model.step(0.5))
+        for actor in actors:
+            await actor.runs(trainer)
+    commits = [event for actor in actors for event in actor.heard.all(Committed) if event.version > 0]
+    assert len(commits) == 2 * ACTORS
+    useful = sum(event.fetched_bytes - event.wasted_bytes for event in commits)
+    assert sum(event.pushed_bytes for event in commits) > 0.9 * useful
+    sent = trainer.runner.core.swarm.sent_bytes - before
+    assert sent < 0.9 * useful, "actors pass on what they get: a star's trainer sends all of it"
+    assert min(event.chunks for event in told.all(Published)) >= 3
+
+
+@pytest.mark.root
+@pytest.mark.skipif(_reason is not None, reason=_reason or "")
+def test_a_planned_race_over_shaped_links_takes_little_more_than_its_bound() -> None:
+    """Five hosts at 10 Mbit/s: a star's trainer would take four times as long, and a chain of whole copies too."""
+    options = Options(3 << 20, [OURS], rounds=1, limit=30, settle=2.0)
+    (run,) = Race("drawn", Topology("lan-0", {"lan": Region(5, 10)}), options).run().runs
+    assert run.trouble == "" and run.seconds is not None
+    assert run.floor < run.seconds < 1.6 * run.floor
+    assert run.trainer_copies < 1.5
