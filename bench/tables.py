@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from p2psync.bench.budget import Budget
+from p2psync.bench.budget import ModelBudget
 from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
 from p2psync.bench.timing import Speed
 
@@ -47,12 +47,12 @@ def _sizes(delta: DeltaReport) -> Table:
     table = Table("format", title="Size", title_justify="left")
     for head in ("bits per changed unit", "payload, MB", "model / payload", "to tight", "to fast"):
         table.add_column(head, justify="right")
-    rivals = [size for size in delta.formats if not size.ours]
-    for size in sorted(rivals, key=lambda size: -size.bits):
+    baselines = [size for size in delta.formats if not size.is_p2psync]
+    for size in sorted(baselines, key=lambda size: -size.bits):
         table.add_row(*_size_row(delta, size))
     table.add_section()
     for size in delta.formats:
-        if size.ours:
+        if size.is_p2psync:
             table.add_row(*_size_row(delta, size), style="bold")
     table.add_section()
     bounds = delta.bounds
@@ -79,7 +79,7 @@ def _size_row(delta: DeltaReport, size: FormatSize) -> list[str]:
 
 
 def _over(delta: DeltaReport, bits: float) -> list[str]:
-    return [f"{bits / ours.bits:.2f}" if (ours := delta.format(name)) else "" for name in ("tight", "fast")]
+    return [f"{bits / reference.bits:.2f}" if (reference := delta.format(name)) else "" for name in ("tight", "fast")]
 
 
 def _speeds(speeds: list[Speed]) -> Table:
@@ -145,7 +145,7 @@ def _overview(deltas: list[DeltaReport]) -> Table:
     return table
 
 
-def _print_budget(budget: Budget, console: Console) -> None:
+def _print_budget(budget: ModelBudget, console: Console) -> None:
     table = Table(
         "cores",
         title=f"\nSeconds for {budget.full_bytes / 1e9:.1f} GB of bf16 (8B), {budget.profile}",

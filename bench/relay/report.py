@@ -51,7 +51,7 @@ class RelayReport(msgspec.Struct, frozen=True, kw_only=True):
     cpus_allowed: int = 0
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one contender's runs of one kind. through: Mbit/s of payload. waste: bytes received, by the payload.
 
     per_gb: CPU seconds for 10^9 bytes of payload received (and passed on). per_cpu_second: MB (10^6 bytes) of it for a
@@ -80,7 +80,7 @@ def kinds(passages: Iterable[Passage]) -> dict[tuple[float, int], list[Passage]]
     return found
 
 
-def lines(passages: Iterable[Passage]) -> list[Line]:
+def lines(passages: Iterable[Passage]) -> list[RelayLine]:
     """A line for each contender and kind that came to an end."""
     found = []
     for runs in kinds(passages).values():
@@ -91,25 +91,25 @@ def lines(passages: Iterable[Passage]) -> list[Line]:
     return found
 
 
-def times_cheaper(passages: Sequence[Passage], ours: str, rival: str) -> float | None:
+def times_cheaper(passages: Sequence[Passage], p2psync: str, baseline: str) -> float | None:
     """How many times the CPU time a rival takes for the same bytes: the median over rounds in which both came to an
     end, so that what disturbs a round disturbs both. None where there is no such round."""
     costs = {(run.contender, run.round): run.cpu_seconds for run in passages if not run.trouble}
     pairs = [
-        costs[rival, round] / cost
+        costs[baseline, round] / cost
         for (name, round), cost in costs.items()
-        if name == ours and (rival, round) in costs and cost
+        if name == p2psync and (baseline, round) in costs and cost
     ]
     return median(pairs) if pairs else None
 
 
-def _line(runs: Sequence[Passage]) -> Line:
+def _line(runs: Sequence[Passage]) -> RelayLine:
     def middle(figure: Callable[[Passage], float]) -> float:
         return median(figure(run) for run in runs)
 
     per_byte = middle(lambda run: run.cpu_seconds / run.payload_bytes)
     first = runs[0]
-    return Line(
+    return RelayLine(
         contender=first.contender,
         rate=first.rate,
         size=first.size,

@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.rl import generator, learner, scale
 from p2psync.bench.rl.figures import figures
-from p2psync.bench.rl.report import RlReport, Run
-from p2psync.bench.rl.scale import FREE, Options
+from p2psync.bench.rl.report import LoopRun, RlReport
+from p2psync.bench.rl.scale import FREE, LoopOptions
 from p2psync.bench.rl.weights import draw_masters
 from p2psync.bench.swarm.processes import PYTHON, Child, Children
 from p2psync.errors import P2PSyncError
@@ -38,9 +38,9 @@ _KEY = bytes(range(32))
 class RlBench:
     """One bench; `run` may be called once. progress: told a line now and then."""
 
-    options: Options
+    options: LoopOptions
     progress: Callable[[str], None] = lambda line: None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[LoopRun] = field(default_factory=list)
 
     def run(self) -> RlReport:
         """All networks, all ways. Raises `P2PSyncError` where no network can be emulated."""
@@ -53,7 +53,9 @@ class RlBench:
                     topology = scale.topology(options, regions, gbit)
                     with Emulator(topology, congestion=options.congestion, seed=options.seed) as network:
                         for way in options.ways:
-                            self._run(Run(way=way, gbit=gbit, regions=regions, actors=0), topology, network, masters)
+                            self._run(
+                                LoopRun(way=way, gbit=gbit, regions=regions, actors=0), topology, network, masters
+                            )
                         late = max(late, network.counters().late_ms_p99)
         return RlReport(
             runs=self.runs,
@@ -73,7 +75,7 @@ class RlBench:
             cpus_allowed=len(os.sched_getaffinity(0)),
         )
 
-    def _run(self, run: Run, topology: Topology, network: Network, masters: Path) -> None:
+    def _run(self, run: LoopRun, topology: Topology, network: Network, masters: Path) -> None:
         label = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s)"
         self.progress(f"{label} …")
         with (
@@ -93,8 +95,8 @@ class _Loop:
 
     def __init__(
         self,
-        options: Options,
-        run: Run,
+        options: LoopOptions,
+        run: LoopRun,
         topology: Topology,
         children: Children,
         masters: Path,
@@ -106,7 +108,7 @@ class _Loop:
         self._progress = progress
         self._hosts = [host for host, _ in topology.hosts if host != topology.trainer]
 
-    def run(self) -> Run:
+    def run(self) -> LoopRun:
         """Raises `P2PSyncError` where a process ends, or the time is over."""
         ready = time.monotonic() + _READY
         trainer = self._trainer()
@@ -126,7 +128,7 @@ class _Loop:
         hashes = trainer.wait_for("hashes", end)["hashes"]
         for actor in actors.values():
             actor.tell("stop")
-        said = {h: msgspec.convert(a.wait_for("sha256", end), generator.ActorSaid) for h, a in actors.items()}
+        said = {h: msgspec.convert(a.wait_for("sha256", end), generator.ActorResult) for h, a in actors.items()}
         if self._run.way == FREE:
             hashes = {str(actor.version): hashes["0"] for actor in said.values()}
         made = figures(self._options, self._run, steps, said, hashes, uplink)
@@ -148,11 +150,11 @@ class _Loop:
         links = self._network.counters().links
         return sum(counter.bytes for name, counter in links.items() if name.endswith(" up"))
 
-    def _steps(self, trainer: Child, deadline: float) -> tuple[list[learner.StepSaid], list[int]]:
+    def _steps(self, trainer: Child, deadline: float) -> tuple[list[learner.LearnerStep], list[int]]:
         """What the trainer says of each step, and the bytes that had left it by then."""
         steps, uplink = [], []
         for _ in range(self._options.steps_of(self._run.way)):
-            said = msgspec.convert(trainer.wait_for("step", deadline), learner.StepSaid, strict=False)
+            said = msgspec.convert(trainer.wait_for("step", deadline), learner.LearnerStep, strict=False)
             steps.append(said)
             uplink.append(self._network.counters().links[f"{self._topology.trainer} up"].bytes)
             took = said.published - (steps[-2].published if len(steps) > 1 else said.put)
@@ -162,7 +164,7 @@ class _Loop:
     def _trainer(self) -> Child:
         options, host = self._options, self._topology.trainer
         count = len(self._hosts)
-        task = learner.Task(
+        task = learner.LearnerTask(
             way=self._run.way,
             store=str(self._children.place / host),
             masters=str(self._masters),
@@ -185,7 +187,7 @@ class _Loop:
 
     def _actor(self, host: str, hub: str) -> Child:
         options = self._options
-        task = generator.Task(
+        task = generator.GeneratorTask(
             way=self._run.way,
             hub=hub,
             public=public_text(Ed25519PrivateKey.from_private_bytes(_KEY).public_key().public_bytes_raw()),

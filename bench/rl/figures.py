@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from p2psync.bench.rl.generator import ActorSaid, Spent
-from p2psync.bench.rl.learner import StepSaid
-from p2psync.bench.rl.report import Idle, Run, Step
-from p2psync.bench.rl.scale import Options
+from p2psync.bench.rl.generator import ActorResult, SlotTimes
+from p2psync.bench.rl.learner import LearnerStep
+from p2psync.bench.rl.report import Idle, LoopRun, LoopStep
+from p2psync.bench.rl.scale import LoopOptions
 
 
 def figures(
-    options: Options,
-    run: Run,
-    said: Sequence[StepSaid],
-    actors: Mapping[str, ActorSaid],
+    options: LoopOptions,
+    run: LoopRun,
+    said: Sequence[LearnerStep],
+    actors: Mapping[str, ActorResult],
     hashes: Mapping[str, str],
     uplink: Sequence[int],
-) -> Run:
+) -> LoopRun:
     """run: what is known of it beforehand. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
     that had left the trainer when each step ended."""
     start = said[0].put
@@ -30,7 +30,7 @@ def figures(
     lags = sum((Counter(step.lags) for step in counted), Counter[int]())
     outcomes = sum((Counter(actor.outcomes) for actor in actors.values()), Counter[str]())
     most = len(actors) * options.speed
-    return Run(
+    return LoopRun(
         way=run.way,
         gbit=run.gbit,
         regions=run.regions,
@@ -52,7 +52,7 @@ def figures(
     )
 
 
-def idle(spent: Sequence[Sequence[Spent]], begin: float, end: float) -> Idle:
+def idle(spent: Sequence[Sequence[SlotTimes]], begin: float, end: float) -> Idle:
     """How the time of all actors was spent between two moments."""
     total, parts = 0.0, [0.0, 0.0, 0.0]
     for notes in spent:
@@ -68,13 +68,13 @@ def idle(spent: Sequence[Sequence[Spent]], begin: float, end: float) -> Idle:
     return Idle(without_work=shares[0], without_version=shares[1], paused=shares[2])
 
 
-def _step(said: StepSaid, start: float, actors: Mapping[str, ActorSaid], uplink: int) -> Step:
+def _step(said: LearnerStep, start: float, actors: Mapping[str, ActorResult], uplink: int) -> LoopStep:
     live = {}
     for host, actor in actors.items():
         at = [commit.at for commit in actor.commits if commit.version >= said.step + 1]
         if at:
             live[host] = min(at) - start
-    return Step(
+    return LoopStep(
         put=said.put - start,
         collected=said.collected - start,
         learned=said.learned - start,

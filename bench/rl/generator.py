@@ -1,13 +1,13 @@
 """A rollout actor of a run: a real subscriber and work queue; tokens come at the rate that they are told to.
 
-    python -m p2psync.bench.rl.generator '{…}'     (see `Task`)
+    python -m p2psync.bench.rl.generator '{…}'     (see `GeneratorTask`)
 
 As an engine that batches continuously, it makes a stretch of tokens for all its slots at a time, under weights that
 stand still meanwhile; commits come between two stretches, and answers go on over them. An answer counts as made under
 the version that it was begun with. No prompt of a step is begun under a version that would lie more than `staleness`
 behind the policy that is to learn from it.
 
-It says `{"up": true}`, and what `ActorSaid` names once it is told `stop`.
+It says `{"up": true}`, and what `ActorResult` names once it is told `stop`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2psync.actor.work_queue import Work, WorkQueue
 from p2psync.bench.rl.scale import FREE
 from p2psync.bench.rl.ways import Board, free_position
 from p2psync.bench.rl.weights import make_module, sha256
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.observe.events import Committed, Event, Warned
 from p2psync.protocol.keys import parse_public
 from p2psync.protocol.versions import Position
@@ -41,7 +41,7 @@ STRETCH = 0.02
 _NOTE = 0.1
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class GeneratorTask(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is to do. speed: tokens a second here of one slot. token_bytes: of a result, for each token."""
 
     way: str
@@ -61,7 +61,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     staleness: int
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
+class SlotTimes(msgspec.Struct, frozen=True, array_like=True):
     """How the slots' time was spent up to a moment (time.monotonic), in slot-seconds: making tokens; without a prompt;
     with one that asks for a newer version; waiting for a commit."""
 
@@ -72,7 +72,7 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
     paused: float
 
 
-class CommitSaid(msgspec.Struct, frozen=True, array_like=True):
+class CommitRecord(msgspec.Struct, frozen=True, array_like=True):
     """A version went live. pause: seconds that generation was kept waiting; taken: seconds from hearing of it."""
 
     version: int
@@ -81,13 +81,13 @@ class CommitSaid(msgspec.Struct, frozen=True, array_like=True):
     taken: float
 
 
-class ActorSaid(msgspec.Struct, frozen=True, kw_only=True):
+class ActorResult(msgspec.Struct, frozen=True, kw_only=True):
     """What an actor has to tell. sha256: of its weights, which are those of `version`. outcomes: of its results."""
 
     version: int
     sha256: str
-    commits: list[CommitSaid]
-    spent: list[Spent]
+    commits: list[CommitRecord]
+    spent: list[SlotTimes]
     outcomes: dict[str, int]
 
 
@@ -104,16 +104,16 @@ class _Slot:
 class Generator:
     """What the process does."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: GeneratorTask) -> None:
         torch.set_num_threads(1)
         self._task = task
         self._module = make_module(task.shapes, Path(task.masters))
         self._board = Board(Path(task.board))
         self._slots: list[_Slot | None] = [None] * task.slots
         self._stop = threading.Event()
-        self._commits: list[CommitSaid] = []
+        self._commits: list[CommitRecord] = []
         self._spent = [0.0, 0.0, 0.0, 0.0]
-        self._notes: list[Spent] = []
+        self._notes: list[SlotTimes] = []
 
     def run(self) -> None:
         """Until it is told to stop."""
@@ -130,14 +130,14 @@ class Generator:
         )
         with Subscriber(self._module, config, on_event=self._hear, adopt=True) as subscriber:
             with subscriber.serving() as first:
-                say({"up": True})
+                write_line({"up": True})
             threading.Thread(target=self._listen, daemon=True).start()
             with subscriber.work_queue(task.slots) as queue:
                 self._generate(subscriber, queue, first)
                 outcomes = queue.outcomes
             with subscriber.serving() as position:
-                say(
-                    ActorSaid(
+                write_line(
+                    ActorResult(
                         version=position.version,
                         sha256=sha256(self._module),
                         commits=self._commits,
@@ -157,7 +157,7 @@ class Generator:
                 self._advance(queue, position, now - last, paused)
                 last = now
             if last >= note:
-                self._notes.append(Spent(last, *self._spent))
+                self._notes.append(SlotTimes(last, *self._spent))
                 note = last + _NOTE
 
     @contextmanager
@@ -208,7 +208,7 @@ class Generator:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Committed):
-            said = CommitSaid(event.version, time.monotonic(), event.pause_seconds, event.seconds)
+            said = CommitRecord(event.version, time.monotonic(), event.pause_seconds, event.seconds)
             self._commits.append(said)
         elif isinstance(event, Warned):
             print(f"{time.monotonic():.3f} {event.line()}", file=sys.stderr, flush=True)
@@ -216,4 +216,4 @@ class Generator:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    Generator(msgspec.json.decode(sys.argv[1], type=Task)).run()
+    Generator(msgspec.json.decode(sys.argv[1], type=GeneratorTask)).run()

@@ -1,9 +1,9 @@
 """The trainer of a run: a real publisher and ledger; the optimizer's steps take the time that they are told to.
 
-    python -m p2psync.bench.rl.learner '{…}'     (see `Task`)
+    python -m p2psync.bench.rl.learner '{…}'     (see `LearnerTask`)
 
 It says, a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
-each step what `StepSaid` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
+each step what `LearnerStep` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
 standard input.
 """
 
@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.bench.rl.scale import FREE, FULL
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
 from p2psync.bench.rl.weights import Optimizer, make_module, sha256
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
@@ -30,7 +30,7 @@ from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class LearnerTask(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is to do. prompts: tokens of each prompt's answers, by step. learning: seconds here of a step.
 
     store, masters, board: paths. key: 32 bytes in hex.
@@ -55,7 +55,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
+class LearnerStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step. Moments of time.monotonic: the answers were all there, learning was over, the new version was out (which
     is when `publish` returned), the step was committed to the ledger. tokens: learned from. lags: how many answers were
     made so many versions behind the policy that learns from them. payload_bytes: of the version; 0: nothing travels."""
@@ -71,10 +71,10 @@ class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int
 
 
-class Learner:
+class PacedLearner:
     """What the process does."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: LearnerTask) -> None:
         torch.set_num_threads(1)
         self._task = task
         self._module = make_module(task.shapes, Path(task.masters))
@@ -109,12 +109,12 @@ class Learner:
             else None,
         ) as publisher:
             publisher.publish(announced=True)
-            say({"ready": publisher.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
+            write_line({"ready": publisher.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
             publisher.wait_for_actors(task.actors, 300.0)
-            say({"all": task.actors})
+            write_line({"all": task.actors})
             sys.stdin.readline()
             self._loop(publisher)
-            say({"hashes": {str(version): digest for version, digest in self._hashes.items()}})
+            write_line({"hashes": {str(version): digest for version, digest in self._hashes.items()}})
             sys.stdin.read()
 
     def _loop(self, publisher: Publisher) -> None:
@@ -131,7 +131,7 @@ class Learner:
             payload_bytes = self._publish(publisher, step + 1)
             published = time.monotonic()
             rollouts.commit_step(step)
-            said = StepSaid(
+            said = LearnerStep(
                 step=step,
                 put=put,
                 collected=collected,
@@ -142,7 +142,7 @@ class Learner:
                 lags=_lags(step, results),
                 payload_bytes=payload_bytes,
             )
-            say(said)
+            write_line(said)
 
     def _learn(self, version: int) -> None:
         """Real new weights; then wait for the end of the time that a step takes."""
@@ -183,4 +183,4 @@ def _hear(event: Event) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    Learner(msgspec.json.decode(sys.argv[1], type=Task)).run()
+    PacedLearner(msgspec.json.decode(sys.argv[1], type=LearnerTask)).run()

@@ -6,12 +6,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from p2psync.bench.rl.report import FREE, FULL, OURS, RlReport, Run, lines
+from p2psync.bench.rl.report import FREE, FULL, P2PSYNC, LoopRun, RlReport, lines
 from p2psync.bench.rl.tables import NAMES
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.
-_COLOURS = {FREE: "#999999", OURS: "#D55E00", FULL: "#0072B2"}
+_COLOURS = {FREE: "#999999", P2PSYNC: "#D55E00", FULL: "#0072B2"}
 _INK = "#222222"
 
 
@@ -80,7 +80,7 @@ def _times(axes: Any, report: RlReport) -> None:
     )
 
 
-def _row(axes: Any, row: int, run: Run, faster: float) -> None:
+def _row(axes: Any, row: int, run: LoopRun, faster: float) -> None:
     for step in run.steps:
         axes.barh(
             *(row, (step.published - step.collected) * faster),

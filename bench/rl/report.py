@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from p2psync.bench.rl.scale import FREE, FULL, OURS
+from p2psync.bench.rl.scale import FREE, FULL, P2PSYNC
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the trainer. Moments are seconds of the run here, from the first step's start: work put in, all
     answers there, learning over, version out, ledger told. live: when it was live on each actor. lags: answers by how
     many versions they lay behind the policy that learned from them."""
@@ -40,7 +40,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
         return self.without_work + self.without_version + self.paused
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """One loop, one way. counted: the steps that count, from the end of the first ones to the end of the last.
 
     tokens_per_second: learned from, in the figures of the real loop; share: of what the actors could make without ever
@@ -54,7 +54,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     gbit: float
     regions: int
     actors: int
-    steps: list[Step] = []
+    steps: list[LoopStep] = []
     counted: int = 0
     tokens_per_second: float = 0.0
     share: float = 0.0
@@ -77,10 +77,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.Options`; late_ms: how much later than its
-    links say the network delivered one in a hundred packets."""
+    """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
+    its links say the network delivered one in a hundred packets."""
 
-    runs: list[Run]
+    runs: list[LoopRun]
     generation: float
     learning: float
     answer: float
@@ -97,16 +97,16 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
     cpus_allowed: int = 0
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class LoopLine(msgspec.Struct, frozen=True, kw_only=True):
     """What one run has to do with the others on the same network. lost: share of the cost-free sync's tokens/s that
     it does not reach; times: its tokens/s by those of full broadcast. None: there is no such run."""
 
-    run: Run
+    run: LoopRun
     lost: float | None
     times: float | None
 
 
-def lines(runs: Sequence[Run]) -> list[Line]:
+def lines(runs: Sequence[LoopRun]) -> list[LoopLine]:
     """A line for each run, network by network."""
     at = {(run.gbit, run.regions, run.way): run.tokens_per_second for run in runs if not run.trouble}
     found = []
@@ -115,8 +115,8 @@ def lines(runs: Sequence[Run]) -> list[Line]:
         mine = at.get((run.gbit, run.regions, run.way))
         lost = 1 - mine / free if mine is not None and free and run.way != FREE else None
         times = mine / full if mine is not None and full and run.way != FULL else None
-        found.append(Line(run=run, lost=lost, times=times))
+        found.append(LoopLine(run=run, lost=lost, times=times))
     return found
 
 
-__all__ = ["FREE", "FULL", "OURS", "Idle", "Line", "RlReport", "Run", "Step", "lines"]
+__all__ = ["FREE", "FULL", "P2PSYNC", "Idle", "LoopLine", "LoopRun", "LoopStep", "RlReport", "lines"]

@@ -17,8 +17,8 @@ from p2psync.topology.model import Link, Region, Topology
 
 #: The model whose loop this is: bytes of its bf16 weights.
 REAL_BYTES = 16e9
-FREE, OURS, FULL = "free", "p2psync", "full"
-WAYS = (FREE, OURS, FULL)
+FREE, P2PSYNC, FULL = "free", "p2psync", "full"
+WAYS = (FREE, P2PSYNC, FULL)
 #: Round trips between the trainer's region and the others, and between any two of these (ms), in turn.
 _RTT_MS = (30, 70, 110, 150)
 _LOSS = 0.001
@@ -33,7 +33,7 @@ _LAYERS, _COLUMNS = 16, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LoopOptions:
     """A loop, in the figures of a real one, and how it is run here.
 
     gbits: of every link. regions, actors: regions beside the trainer's own, and actors in each. generation: seconds in
@@ -90,13 +90,13 @@ class Options:
         return self.full_steps if way == FULL else self.steps
 
 
-def quick(options: Options) -> Options:
+def quick_options(options: LoopOptions) -> LoopOptions:
     """The short form: one region of two actors, an 8 MB model, few steps of little work."""
     small = replace(options, gbits=(1.0,), regions=(1,), model_bytes=8_000_000, faster=40.0)
     return replace(small, steps=5, full_steps=4, warm=2, settle=0.0)
 
 
-def topology(options: Options, regions: int, gbit: float) -> Topology:
+def topology(options: LoopOptions, regions: int, gbit: float) -> Topology:
     """The trainer alone in r0, `regions` others with their actors; every host and every pair of regions has a link of
     the same rate."""
     rate = options.rate(gbit)
@@ -111,7 +111,7 @@ def topology(options: Options, regions: int, gbit: float) -> Topology:
     return Topology("r0-0", {**own, **others}, links)
 
 
-def lengths(options: Options, actors: int, step: int) -> list[int]:
+def lengths(options: LoopOptions, actors: int, step: int) -> list[int]:
     """Tokens of each prompt's answers in a step: heavy-tailed, cut off, the same sum in every step."""
     count = actors * options.prompts
     draw = np.random.default_rng((options.seed, step)).lognormal(-(_SIGMA**2) / 2, _SIGMA, count).clip(0.1, _LONGEST)

@@ -8,9 +8,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from p2psync.bench.rl.report import FREE, FULL, OURS, Line, RlReport, Run, lines
+from p2psync.bench.rl.report import FREE, FULL, P2PSYNC, LoopLine, LoopRun, RlReport, lines
 
-NAMES = {FREE: "no-cost sync", OURS: "p2psync", FULL: "full broadcast"}
+NAMES = {FREE: "no-cost sync", P2PSYNC: "p2psync", FULL: "full broadcast"}
 
 
 def print_rl_report(report: RlReport, console: Console | None = None) -> None:
@@ -45,7 +45,7 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
     )
 
 
-def _table(title: str, found: list[Line], report: RlReport) -> Table:
+def _table(title: str, found: list[LoopLine], report: RlReport) -> Table:
     table = Table("", title=title, title_justify="left")
     for head in (
         "tokens/s",
@@ -82,12 +82,12 @@ def _table(title: str, found: list[Line], report: RlReport) -> Table:
             f"{run.staleness_mean:.2f}, ≤ {run.staleness_most}",
             f"{median(run.spread) * report.faster:.1f}" if run.spread else "–",
             f"{run.uplink_bytes / 1e6:.2f}",
-            style="bold" if run.way == OURS else "",
+            style="bold" if run.way == P2PSYNC else "",
         )
     return table
 
 
-def _remarks(run: Run) -> list[str]:
+def _remarks(run: LoopRun) -> list[str]:
     found = []
     if run.trouble:
         found.append(run.trouble)

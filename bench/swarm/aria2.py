@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import SETTLE, Heat
+from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
@@ -42,11 +42,11 @@ _SETTINGS = (
 _HOOK = '#!/bin/sh\n: > "$3.done"\n'
 
 
-class Aria2(Heat):
+class Aria2(Trial):
     """See the module."""
 
     def start(self, cold: bool) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         track, network = self.track, self.track.network
         tracker = f"{network.address(track.met_at)}:{_TRACKER}"
         self._torrent = torrent_of(track.file, track.piece, f"http://{tracker}/announce")
@@ -70,14 +70,14 @@ class Aria2(Heat):
             self._client(host, self.place / host, torrent=cold)
 
     def ready(self, deadline: float) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         self._tracker.wait_for("listening", deadline)
         for host in self._clients:
             self._calls[host] = self._call(host, deadline)
         time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
-        """See `Heat`."""
+        """See `Trial`."""
         request = {"jsonrpc": "2.0", "id": "1", "method": "aria2.addTorrent"}
         body = json.dumps(request | {"params": [base64.b64encode(self._torrent).decode()]}).encode()
         head = f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
@@ -87,7 +87,7 @@ class Aria2(Heat):
         return began
 
     def finished(self) -> dict[str, float]:
-        """See `Heat`."""
+        """See `Trial`."""
         now = time.monotonic()
         for host in self.track.receivers:
             if host not in self.done and Path(f"{self.result(host)}.done").exists():
@@ -95,16 +95,16 @@ class Aria2(Heat):
         return self.done
 
     def trouble(self) -> str:
-        """See `Heat`."""
+        """See `Trial`."""
         ended = next((child for child in self._clients.values() if child.ended() is not None), None)
         return f"aria2c on {ended.host} ended: {ended.last_words()}" if ended else ""
 
     def node(self, host: str) -> Child:
-        """See `Heat`."""
+        """See `Trial`."""
         return self._clients[host]
 
     def result(self, host: str) -> Path:
-        """See `Heat`."""
+        """See `Trial`."""
         return self.place / host / self.track.file.name
 
     def _client(self, host: str, place: Path, *more: str, torrent: bool) -> None:

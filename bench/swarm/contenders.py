@@ -7,13 +7,13 @@ import shutil
 
 from p2psync.bench.swarm.aria2 import Aria2
 from p2psync.bench.swarm.libtorrent import Libtorrent
-from p2psync.bench.swarm.p2psync import Ours
+from p2psync.bench.swarm.p2psync import P2PSync
 from p2psync.bench.swarm.rsync import Rsync
-from p2psync.bench.swarm.trial import Heat
+from p2psync.bench.swarm.trial import Trial
 
-OURS = "p2psync"
-HEATS: dict[str, type[Heat]] = {OURS: Ours, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}
-RIVALS = tuple(name for name in HEATS if name != OURS)
+P2PSYNC = "p2psync"
+TRIALS: dict[str, type[Trial]] = {P2PSYNC: P2PSync, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}
+BASELINES = tuple(name for name in TRIALS if name != P2PSYNC)
 
 
 def missing(name: str) -> str:

@@ -15,7 +15,7 @@ _TENTH = 0.1
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """What is to happen so many seconds after the start."""
 
     name: str

@@ -14,16 +14,16 @@ import msgspec
 from p2psync.bench.swarm import torrent_client
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import SETTLE, Heat
+from p2psync.bench.swarm.trial import SETTLE, Trial
 
 _PORT = 6881
 
 
-class Libtorrent(Heat):
+class Libtorrent(Trial):
     """See the module."""
 
     def start(self, cold: bool) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         track = self.track
         (self.place / "torrent").write_bytes(torrent_of(track.file, track.piece, ""))
         self._clients: dict[str, Child] = {}
@@ -35,20 +35,20 @@ class Libtorrent(Heat):
             self._clients[host] = self._client(host, folder, seeds, cold or seeds)
 
     def ready(self, deadline: float) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         for child in self._clients.values():
             child.wait_for("listening", deadline)
         time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
-        """See `Heat`."""
+        """See `Trial`."""
         began = time.monotonic()
         for host in self.track.receivers:
             self._clients[host].tell("go")
         return began
 
     def finished(self) -> dict[str, float]:
-        """See `Heat`."""
+        """See `Trial`."""
         for host in self.track.receivers:
             while host not in self.done and (said := self._clients[host].next(0.0)) is not None:
                 if "finished" in said:
@@ -56,21 +56,21 @@ class Libtorrent(Heat):
         return self.done
 
     def trouble(self) -> str:
-        """See `Heat`."""
+        """See `Trial`."""
         ended = next((child for child in self._clients.values() if child.ended() is not None), None)
         return f"libtorrent on {ended.host} ended: {ended.last_words()}" if ended else ""
 
     def node(self, host: str) -> Child:
-        """See `Heat`."""
+        """See `Trial`."""
         return self._clients[host]
 
     def result(self, host: str) -> Path:
-        """See `Heat`."""
+        """See `Trial`."""
         return self.place / host / self.track.file.name
 
     def _client(self, host: str, folder: Path, seeds: bool, at_once: bool) -> Child:
         network = self.track.network
-        options = torrent_client.Options(
+        options = torrent_client.TorrentOptions(
             address=network.address(host),
             port=_PORT,
             torrent=str(self.place / "torrent"),

@@ -1,10 +1,10 @@
 """A trainer in a race: the real node, which publishes drawn weights when it is told to.
 
-    python -m p2psync.bench.swarm.publisher '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.publisher '{…}'     (see `PublisherOptions`)
 
-It says, a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what `Told` names.
-It is told, a line each: `base N` (publish N random bytes: an anchor), `delta N` (change so much of it that about N
-bytes are published).
+It says, a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what
+`PublishedVersion` names. It is told, a line each: `base N` (publish N random bytes: an anchor), `delta N` (change so
+much of it that about N bytes are published).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
@@ -35,7 +35,7 @@ _TENSOR = 1 << 22
 _GLANCE = 0.1
 
 
-class Options(msgspec.Struct, frozen=True):
+class PublisherOptions(msgspec.Struct, frozen=True):
     """key: 32 bytes in hex. address: of this host."""
 
     store: str
@@ -48,7 +48,7 @@ class Options(msgspec.Struct, frozen=True):
     congestion: str = "auto"
 
 
-class Told(msgspec.Struct, frozen=True):
+class PublishedVersion(msgspec.Struct, frozen=True):
     """A version. id: of its manifest, in hex. Moments of time.monotonic: of the call to publish, of the signed manifest
     and its chunks being durable, and of the version being offered to peers and the hub, after the trainer has tried it
     on its own copy."""
@@ -62,7 +62,7 @@ class Told(msgspec.Struct, frozen=True):
     offered: float
 
 
-class Weights:
+class RaceWeights:
     """Random bf16 tensors: a source."""
 
     def __init__(self, nbytes: int, rng: np.random.Generator) -> None:
@@ -91,7 +91,7 @@ class Weights:
         return moved
 
 
-class Trainer(TrainerNode):
+class RaceTrainer(TrainerNode):
     """A trainer that notes when a version was ready."""
 
     made: Made | None = None
@@ -103,13 +103,13 @@ class Trainer(TrainerNode):
         return event
 
 
-class Publisher:
+class RacePublisher:
     """What the process does."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PublisherOptions) -> None:
         self._options = options
         self._rng = np.random.default_rng(options.seed)
-        self._weights = Weights(0, self._rng)
+        self._weights = RaceWeights(0, self._rng)
         #: What a delta took, to the least that it could: learnt from the last one.
         self._factor = 1.0
 
@@ -130,12 +130,12 @@ class Publisher:
             squash=False,
             anchor_ratio=1e9,
         )
-        node = self._node = Trainer(config, self._hear)
+        node = self._node = RaceTrainer(config, self._hear)
         await node.start()
         plans = asyncio.create_task(self._tell_plans())
         try:
             await asyncio.to_thread(warm)
-            say({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
+            write_line({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
             while line := await asyncio.to_thread(sys.stdin.readline):
                 what, count = line.split()
                 await (self._base if what == "base" else self._delta)(int(count))
@@ -150,25 +150,25 @@ class Publisher:
             plan = self._node.runner.core.plan
             if plan is not None and plan.revision != told:
                 told = plan.revision
-                say({"plan": told, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
+                write_line({"plan": told, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:
-        self._weights = Weights(nbytes, self._rng)
-        say(await self._publish())
+        self._weights = RaceWeights(nbytes, self._rng)
+        write_line(await self._publish())
 
     async def _delta(self, nbytes: int) -> None:
         moved = self._weights.change(count_for(nbytes / self._factor, self._weights.count))
         told = await self._publish()
         self._factor = told.payload_bytes / least_bytes(moved, self._weights.count)
-        say(told)
+        write_line(told)
 
-    async def _publish(self) -> Told:
+    async def _publish(self) -> PublishedVersion:
         called = time.monotonic()
         await self._node.publish(self._weights)
         made, offered = self._node.made, self._node.offered
         assert made is not None
-        return Told(
+        return PublishedVersion(
             made.position.version,
             made.pack.signed.id.hex(),
             made.pack.manifest.payload_bytes,
@@ -180,7 +180,7 @@ class Publisher:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, PeerUp | PeerDown):
-            say({"peers": self._node.runner.peers})
+            write_line({"peers": self._node.runner.peers})
         elif isinstance(event, Trouble):
             print(event.line(), file=sys.stderr, flush=True)
 
@@ -198,4 +198,4 @@ def count_for(nbytes: float, count: int) -> int:
 
 
 if __name__ == "__main__":
-    uvloop.run(Publisher(msgspec.json.decode(sys.argv[1], type=Options)).run())
+    uvloop.run(RacePublisher(msgspec.json.decode(sys.argv[1], type=PublisherOptions)).run())

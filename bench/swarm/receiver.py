@@ -1,6 +1,6 @@
 """A receiver in a race: the relay's daemon, which also says when it has something.
 
-    python -m p2psync.bench.swarm.receiver '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 
 It says, a JSON object a line: `{"peers": N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
 version, verified, and the position is noted. It ends with its standard input.
@@ -17,12 +17,12 @@ import msgspec
 import uvloop
 
 from p2psync.actor.node import ActorConfig, relay
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
 
 
-class Options(msgspec.Struct, frozen=True):
+class ReceiverOptions(msgspec.Struct, frozen=True):
     """address: of this host. port: None where it cannot be dialled."""
 
     hub: str
@@ -34,7 +34,7 @@ class Options(msgspec.Struct, frozen=True):
     congestion: str = "auto"
 
 
-async def main(options: Options) -> None:
+async def main(options: ReceiverOptions) -> None:
     """Until standard input ends."""
     config = ActorConfig(
         hub_url=options.hub,
@@ -49,9 +49,9 @@ async def main(options: Options) -> None:
 
     def hear(event: Event) -> None:
         if isinstance(event, Committed):
-            say({"version": event.version, "at": time.monotonic()})
+            write_line({"version": event.version, "at": time.monotonic()})
         elif isinstance(event, PeerUp | PeerDown):
-            say({"peers": node.runner.peers})
+            write_line({"peers": node.runner.peers})
         elif isinstance(event, Warned):
             print(event.line(), file=sys.stderr, flush=True)
 
@@ -65,4 +65,4 @@ async def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(msgspec.json.decode(sys.argv[1], type=Options)))
+    uvloop.run(main(msgspec.json.decode(sys.argv[1], type=ReceiverOptions)))

@@ -1,6 +1,6 @@
 """A libtorrent session in a race.
 
-    python -m p2psync.bench.swarm.torrent_client '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.torrent_client '{…}'     (see `TorrentOptions`)
 
 It says `{"listening": PORT}`, and `{"finished": T}` once the last piece is there and its hash was right. It adds the
 torrent when it is told a line, or at once.
@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 
 
-class Options(msgspec.Struct, frozen=True):
+class TorrentOptions(msgspec.Struct, frozen=True):
     """address, port: where to listen. folder: where the file is, or will be. peers: address:port of all others."""
 
     address: str
@@ -30,7 +30,7 @@ class Options(msgspec.Struct, frozen=True):
     peers: list[str]
 
 
-def settings(options: Options, lt: Any) -> dict[str, Any]:
+def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
     """libtorrent's own settings for fast seeds; besides: TCP alone (uTP gives way to everything), no other ways to find
     peers, everyone is sent to, and failed connections are tried again soon."""
     chosen = dict(lt.high_performance_seed())
@@ -57,11 +57,11 @@ def settings(options: Options, lt: Any) -> dict[str, Any]:
     }
 
 
-def main(options: Options) -> None:
+def main(options: TorrentOptions) -> None:
     """Until killed."""
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(settings(options, lt))
-    say({"listening": options.port})
+    write_line({"listening": options.port})
     if not options.at_once:
         sys.stdin.readline()
     adding = lt.add_torrent_params()
@@ -78,8 +78,8 @@ def main(options: Options) -> None:
         session.wait_for_alert(1000)
         for alert in session.pop_alerts():
             if isinstance(alert, lt.torrent_finished_alert) and not options.seed:
-                say({"finished": time.monotonic()})
+                write_line({"finished": time.monotonic()})
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Options))
+    main(msgspec.json.decode(sys.argv[1], type=TorrentOptions))

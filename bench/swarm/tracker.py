@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.bench.swarm.metainfo import bencode
 
 #: Seconds after which clients may ask again.
@@ -37,7 +37,7 @@ async def main(address: str, port: int, peers: list[str]) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, address, port)
-    say({"listening": port})
+    write_line({"listening": port})
     await server.serve_forever()
 
 

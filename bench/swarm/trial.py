@@ -56,7 +56,7 @@ class Track:
         return [host for host in self.network.hosts if host != self.trainer]
 
 
-class Heat(ABC):
+class Trial(ABC):
     """One contender in one run. `start`, then `ready` and `go` where it is warm; then `finished` until all have."""
 
     def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:

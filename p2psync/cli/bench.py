@@ -47,7 +47,7 @@ def codec(
     models: Annotated[str, typer.Option(help="Of the trajectories.")] = "qwen3,smollm2",
     rates: Annotated[str, typer.Option(help="Learning rates of the trajectories.")] = "1e-6,3e-6,5e-6",
     steps: Annotated[str, typer.Option(help="Steps of the trajectories, up to 24.")] = "1,5,20,24",
-    rivals: Annotated[str, typer.Option(help="Formats beside ours: all, none, or names with commas.")] = "all",
+    baselines: Annotated[str, typer.Option(help="Formats beside ours: all, none, or names with commas.")] = "all",
     part: Annotated[str, typer.Option(help="What zstd, xdelta3 and bsdiff are given of the model; slow.")] = "16MB",
     rounds: Annotated[int, typer.Option(help="Paired rounds; medians are shown.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
@@ -79,15 +79,15 @@ def codec(
 
         check_installed()
     densities, model_bytes = density or [0.01], parse_size(size)
-    options = bench.Options(
+    options = bench.CodecOptions(
         profiles=chosen,
-        rivals={"all": bench.RIVAL_NAMES, "none": ()}.get(rivals, tuple(_words(rivals))),
+        baselines={"all": bench.BASELINE_NAMES, "none": ()}.get(baselines, tuple(_words(baselines))),
         rounds=rounds,
         part_bytes=parse_size(part, "--part"),
         all_cores=len(os.sched_getaffinity(0)),
     )
     if quick:
-        densities, model_bytes, options = density or [0.003, 0.01, 0.04], 24 * 10**6, bench.quick(options)
+        densities, model_bytes, options = density or [0.003, 0.01, 0.04], 24 * 10**6, bench.quick_options(options)
     if model_bytes:
         options = replace(options, budget_density=min(densities, key=lambda share: abs(share - 0.01)))
 

