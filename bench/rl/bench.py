@@ -15,9 +15,11 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.rl import generator, learner, scale
+from p2psync.bench.rl.arithmetic import MachineSpeed, measure_machine
 from p2psync.bench.rl.figures import figures
+from p2psync.bench.rl.ideal import copy_seconds, ideal_tokens_per_second
 from p2psync.bench.rl.report import LoopRun, RlReport
-from p2psync.bench.rl.scale import FREE, LoopOptions
+from p2psync.bench.rl.scale import FREE, FULL_WAYS, LoopOptions
 from p2psync.bench.rl.weights import draw_masters
 from p2psync.bench.swarm.processes import PYTHON, Child, Children
 from p2psync.errors import P2PSyncError
@@ -41,10 +43,12 @@ class RlBench:
     options: LoopOptions
     progress: Callable[[str], None] = lambda line: None
     runs: list[LoopRun] = field(default_factory=list)
+    _speed: MachineSpeed = field(init=False)
 
     def run(self) -> RlReport:
         """All networks, all ways. Raises `P2PSyncError` where no network can be emulated."""
         options, load, late = self.options, os.getloadavg()[0], 0.0
+        self._speed = measure_machine(options.model_bytes // 2, options.density)
         with tempfile.TemporaryDirectory(prefix="p2psync-rl-") as folder:
             masters = Path(folder) / "masters.npy"
             np.save(masters, draw_masters(scale.shapes(options.model_bytes), options.seed))
@@ -69,6 +73,8 @@ class RlBench:
             speed=options.speed,
             slots=options.slots,
             warm=options.warm,
+            burnt_share=options.burnt_share(max(options.regions) * options.actors, len(os.sched_getaffinity(0))),
+            machine_share=options.machine_share,
             load_before=load,
             late_ms=late,
             cpu=cpu_name(),
@@ -83,7 +89,7 @@ class RlBench:
             Children(network, Path(place)) as children,
         ):
             try:
-                done = _Loop(self.options, run, topology, children, masters, self.progress).run()
+                done = _Loop(self.options, run, topology, children, masters, self._speed, self.progress).run()
             except P2PSyncError as error:
                 done = msgspec.structs.replace(run, trouble=str(error))
         self.runs.append(done)
@@ -100,8 +106,10 @@ class _Loop:
         topology: Topology,
         children: Children,
         masters: Path,
+        speed: MachineSpeed,
         progress: Callable[[str], None],
     ) -> None:
+        self._speed = speed
         self._options, self._run, self._topology = options, run, topology
         self._children, self._network, self._masters = children, children.network, masters
         self._board = children.place / "board"
@@ -125,14 +133,22 @@ class _Loop:
         steps, uplink = self._steps(trainer, began + self._options.limit)
         share = (self._children.cpu_seconds() - cpu) / (time.monotonic() - began)
         end = time.monotonic() + _END
-        hashes = trainer.wait_for("hashes", end)["hashes"]
+        last = trainer.wait_for("hashes", end)
+        hashes, skipped = last["hashes"], last["skipped"]
         for actor in actors.values():
             actor.tell("stop")
         said = {h: msgspec.convert(a.wait_for("sha256", end), generator.ActorResult) for h, a in actors.items()}
         if self._run.way == FREE:
             hashes = {str(actor.version): hashes["0"] for actor in said.values()}
         made = figures(self._options, self._run, steps, said, hashes, uplink)
-        return msgspec.structs.replace(made, cpu_share=share)
+        return msgspec.structs.replace(self._with_ideal(made), cpu_share=share, skipped=skipped)
+
+    def _with_ideal(self, made: LoopRun) -> LoopRun:
+        if made.way not in FULL_WAYS:
+            return made
+        copy = copy_seconds(self._options, self._topology, made.payload_bytes)
+        tokens = ideal_tokens_per_second(self._options, len(self._hosts), copy)
+        return msgspec.structs.replace(made, ideal_copy_seconds=copy, ideal_tokens_per_second=tokens)
 
     def _settle(self) -> None:
         """Newcomers probe their links once, for a minute or two of a loop that lasts for hours: that is waited for."""
@@ -169,6 +185,7 @@ class _Loop:
             store=str(self._children.place / host),
             masters=str(self._masters),
             board=str(self._board),
+            boards=[str(self._own_board(actor)) for actor in self._hosts],
             address=self._network.address(host),
             region=self._region(host),
             key=_KEY.hex(),
@@ -186,7 +203,11 @@ class _Loop:
         return self._start(host, "p2psync.bench.rl.learner", task)
 
     def _actor(self, host: str, hub: str) -> Child:
-        options = self._options
+        options, speed = self._options, self._speed
+        burnt = options.burnt_share(len(self._hosts), len(os.sched_getaffinity(0)))
+        # Who broadcasts whole versions may load them beside the live ones, on processors that generate nothing.
+        charged = 0.0 if self._run.way in FULL_WAYS else 1.0
+        beyond = charged * max(0.0, options.shrunk / options.faster - 1)
         task = generator.GeneratorTask(
             way=self._run.way,
             hub=hub,
@@ -194,6 +215,7 @@ class _Loop:
             store=str(self._children.place / host),
             masters=str(self._masters),
             board=str(self._board),
+            own_board=str(self._own_board(host)),
             address=self._network.address(host),
             region=self._region(host),
             port=_PORT,
@@ -203,8 +225,15 @@ class _Loop:
             speed=options.speed / options.slots * options.faster,
             token_bytes=scale.TOKEN_BYTES / options.shrunk,
             staleness=options.staleness,
+            rounds_per_token=burnt * speed.rounds_per_second / (options.speed * options.faster),
+            staging_cost=charged / options.machine_share,
+            write_seconds=speed.write_seconds * beyond,
+            copy_seconds=speed.copy_seconds * beyond,
         )
         return self._start(host, "p2psync.bench.rl.generator", task)
+
+    def _own_board(self, host: str) -> Path:
+        return self._children.place / f"board-{host}"
 
     def _start(self, host: str, module: str, task: msgspec.Struct) -> Child:
         return self._children.start(host, *PYTHON, "-m", module, msgspec.json.encode(task).decode(), talks=True)

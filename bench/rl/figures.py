@@ -10,6 +10,9 @@ from p2psync.bench.rl.learner import LearnerStep
 from p2psync.bench.rl.report import Idle, LoopRun, LoopStep
 from p2psync.bench.rl.scale import LoopOptions
 
+#: On what time is spent that makes no tokens.
+_WAYS = ("without_work", "without_version", "paused", "staging", "behind")
+
 
 def figures(
     options: LoopOptions,
@@ -43,7 +46,6 @@ def figures(
         idle=idle([actor.spent for actor in actors.values()], begin, end),
         staleness_mean=sum(lag * count for lag, count in lags.items()) / max(1, lags.total()),
         staleness_most=max(lags, default=0),
-        pauses=[c.pause for actor in actors.values() for c in actor.commits if begin <= c.at <= end],
         spread=[max(step.live.values()) - step.published for step in counted if len(step.live) == len(actors)],
         uplink_bytes=(uplink[-1] - uplink[options.warm - 1]) / len(counted),
         payload_bytes=sum(step.payload_bytes for step in counted) / len(counted),
@@ -54,18 +56,17 @@ def figures(
 
 def idle(spent: Sequence[Sequence[SlotTimes]], begin: float, end: float) -> Idle:
     """How the time of all actors was spent between two moments."""
-    total, parts = 0.0, [0.0, 0.0, 0.0]
+    total, parts = 0.0, [0.0] * len(_WAYS)
     for notes in spent:
         inside = [note for note in notes if begin <= note.at <= end]
         if len(inside) < 2:
             continue
         first, last = inside[0], inside[-1]
-        ways = ("without_work", "without_version", "paused")
-        found = [getattr(last, way) - getattr(first, way) for way in ways]
+        found = [getattr(last, way) - getattr(first, way) for way in _WAYS]
         total += last.making - first.making + sum(found)
         parts = [part + more for part, more in zip(parts, found, strict=True)]
     shares = [part / total if total else 0.0 for part in parts]
-    return Idle(without_work=shares[0], without_version=shares[1], paused=shares[2])
+    return Idle(**dict(zip(_WAYS, shares, strict=True)))
 
 
 def _step(said: LearnerStep, start: float, actors: Mapping[str, ActorResult], uplink: int) -> LoopStep:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 
-from p2psync.bench.rl.scale import FREE, FULL, P2PSYNC
+from p2psync.bench.rl.scale import FREE, FULL_WAYS, P2PSYNC
 
 
 class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,26 +27,32 @@ class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of the actors' time: without a prompt, with one that asks for a newer version, waiting for a commit."""
+    """Shares of the actors' time: without a prompt; with one that asks for a newer version; standing still for a
+    commit; lost to staging; lost because another process had the core. Commits and staging are those of a model of the
+    real size on the machine that an actor stands for."""
 
     without_work: float = 0.0
     without_version: float = 0.0
     paused: float = 0.0
+    staging: float = 0.0
+    behind: float = 0.0
 
     @property
     def whole(self) -> float:
         """In which an actor made nothing."""
-        return self.without_work + self.without_version + self.paused
+        return self.without_work + self.without_version + self.paused + self.staging + self.behind
 
 
 class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """One loop, one way. counted: the steps that count, from the end of the first ones to the end of the last.
 
     tokens_per_second: learned from, in the figures of the real loop; share: of what the actors could make without ever
-    idling. seconds_per_step: of the real loop. staleness: versions behind, mean and most. pauses: seconds (as they were
-    here) of all commits while steps counted. spread: seconds here from a version's publication to its last commit, of
-    each. uplink_bytes, payload_bytes: a step, as they were here. refused: results that did not count. other_weights:
-    actors whose weights were others than the published ones at the end. cpu_share: cores that all processes kept busy.
+    idling. seconds_per_step: of the real loop. staleness: versions behind, mean and most. spread: seconds here from the
+    publication of each version to its last commit. uplink_bytes, payload_bytes: a step, as they were here. refused:
+    results that did not count. other_weights: actors whose weights were others than the published ones at the end.
+    cpu_share: cores that all processes kept busy. skipped: versions that were never sent, for a newer one waited.
+    ideal_copy_seconds, ideal_tokens_per_second: of a full broadcast of such a payload at the bound (`ideal`), in the
+    real loop; 0 where versions are not whole.
     """
 
     way: str
@@ -62,7 +67,6 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     idle: Idle = Idle()
     staleness_mean: float = 0.0
     staleness_most: int = 0
-    pauses: list[float] = []
     spread: list[float] = []
     uplink_bytes: float = 0.0
     payload_bytes: float = 0.0
@@ -70,15 +74,15 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     other_weights: list[str] = []
     cpu_share: float = 0.0
     trouble: str = ""
-
-    def pause(self, percent: float) -> float | None:
-        """A percentile of the pauses (seconds); None without commits."""
-        return float(np.percentile(self.pauses, percent)) if self.pauses else None
+    skipped: int = 0
+    ideal_copy_seconds: float = 0.0
+    ideal_tokens_per_second: float = 0.0
 
 
 class RlReport(msgspec.Struct, frozen=True, kw_only=True):
     """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
-    its links say the network delivered one in a hundred packets."""
+    its links say the network delivered one in a hundred packets. burnt_share: of a core here, what an actor's
+    generation takes; machine_share: what stands for its machine."""
 
     runs: list[LoopRun]
     generation: float
@@ -91,6 +95,8 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
     speed: float
     slots: int
     warm: int
+    burnt_share: float = 0.0
+    machine_share: float = 0.0
     load_before: float = 0.0
     late_ms: float = 0.0
     cpu: str = ""
@@ -98,12 +104,14 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopLine(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run has to do with the others on the same network. lost: share of the cost-free sync's tokens/s that
-    it does not reach; times: its tokens/s by those of full broadcast. None: there is no such run."""
+    """How one run compares with the others on the same network. lost: share of the cost-free sync's tokens/s that it
+    does not reach; times: its tokens/s by those of the fastest full broadcast; to_ideal: by those of a full broadcast
+    at the bound. None: there is no such run."""
 
     run: LoopRun
     lost: float | None
     times: float | None
+    to_ideal: float | None = None
 
 
 def lines(runs: Sequence[LoopRun]) -> list[LoopLine]:
@@ -111,12 +119,20 @@ def lines(runs: Sequence[LoopRun]) -> list[LoopLine]:
     at = {(run.gbit, run.regions, run.way): run.tokens_per_second for run in runs if not run.trouble}
     found = []
     for run in sorted(runs, key=lambda run: (run.regions, run.gbit)):
-        free, full = at.get((run.gbit, run.regions, FREE)), at.get((run.gbit, run.regions, FULL))
+        free = at.get((run.gbit, run.regions, FREE))
+        full = max((at.get((run.gbit, run.regions, way), 0.0) for way in FULL_WAYS), default=0.0)
+        ideal = max((other.ideal_tokens_per_second for other in runs if _same_network(other, run)), default=0.0)
         mine = at.get((run.gbit, run.regions, run.way))
         lost = 1 - mine / free if mine is not None and free and run.way != FREE else None
-        times = mine / full if mine is not None and full and run.way != FULL else None
-        found.append(LoopLine(run=run, lost=lost, times=times))
+        whole = run.way in FULL_WAYS
+        times = mine / full if mine is not None and full and not whole else None
+        to_ideal = mine / ideal if mine is not None and ideal and not whole else None
+        found.append(LoopLine(run=run, lost=lost, times=times, to_ideal=to_ideal))
     return found
 
 
-__all__ = ["FREE", "FULL", "P2PSYNC", "Idle", "LoopLine", "LoopRun", "LoopStep", "RlReport", "lines"]
+def _same_network(one: LoopRun, other: LoopRun) -> bool:
+    return (one.gbit, one.regions) == (other.gbit, other.regions)
+
+
+__all__ = ["FREE", "FULL_WAYS", "P2PSYNC", "Idle", "LoopLine", "LoopRun", "LoopStep", "RlReport", "lines"]

@@ -2,8 +2,9 @@
 
 A loop is told in the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What runs
 is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and with
-`faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, pauses, leases and
-the writing to disk stay what they are, so they weigh that many times more than in the real loop.
+`faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, leases and the
+writing to disk stay as they are, so they weigh that many times more than in the real loop. Staging and pauses handle a
+smaller model in a shorter loop: actors are charged for the rest (see `LoopOptions.machine_share`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from p2psync.topology.model import Link, Region, Topology
 
 #: The model whose loop this is: bytes of its bf16 weights.
 REAL_BYTES = 16e9
-FREE, P2PSYNC, FULL = "free", "p2psync", "full"
-WAYS = (FREE, P2PSYNC, FULL)
+FREE, P2PSYNC, FULL, FIFO, STRICT = "free", "p2psync", "full", "full-fifo", "full-strict"
+#: Full broadcasts: a newer version takes the place of one under way; each version finishes and the newest waiting one
+#: is next; each finishes and the oldest waiting one is next.
+FULL_WAYS = (FULL, FIFO, STRICT)
+WAYS = (FREE, P2PSYNC, *FULL_WAYS)
+#: Of this machine's cores, what all actors' generation together takes at most. The rest is for what is measured.
+_BURNT_SHARE = 0.5
 #: Round trips between the trainer's region and the others, and between any two of these (ms), in turn.
 _RTT_MS = (30, 70, 110, 150)
 _LOSS = 0.001
@@ -41,13 +47,14 @@ class LoopOptions:
     seconds that one prompt's answers take on average. slots: prompts that an actor works on at a time. speed: tokens a
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:
     share of the elements that a step changes. steps, full_steps: of a run, of one by full broadcast; the first `warm`
-    do not count. model_bytes, faster: see above. settle: seconds in which members may measure their links before the
-    first step, at most. limit: seconds of all steps of a run.
+    do not count. model_bytes, faster: see above. cores: of an actor's real machine, on which generation and staging
+    compete. settle: seconds in which members may measure their links before the first step, at most. limit: seconds of
+    all steps of a run.
     """
 
     gbits: Sequence[float] = (1.0,)
     regions: Sequence[int] = (4,)
-    ways: Sequence[str] = WAYS
+    ways: Sequence[str] = (FREE, P2PSYNC, FULL, FIFO)
     actors: int = 2
     generation: float = 60.0
     learning: float = 30.0
@@ -61,6 +68,7 @@ class LoopOptions:
     warm: int = 2
     model_bytes: int = 64_000_000
     faster: float = 6.0
+    cores: float = 4.0
     congestion: str = "bbr"
     settle: float = 90.0
     limit: float = 900.0
@@ -85,9 +93,18 @@ class LoopOptions:
         """Mbit/s of a link here."""
         return 1000 * gbit / self.shrunk * self.faster
 
+    @property
+    def machine_share(self) -> float:
+        """The part of one core here that stands for an actor's machine: its cores, slower by as much as the links."""
+        return self.cores * self.faster / self.shrunk
+
+    def burnt_share(self, actors: int, cores: int) -> float:
+        """The part of one core that an actor's generation takes where so many actors share so many cores."""
+        return min(self.machine_share, _BURNT_SHARE * cores / actors)
+
     def steps_of(self, way: str) -> int:
         """How many steps a run of this kind has."""
-        return self.full_steps if way == FULL else self.steps
+        return self.full_steps if way in FULL_WAYS else self.steps
 
 
 def quick_options(options: LoopOptions) -> LoopOptions:

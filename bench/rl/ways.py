@@ -1,7 +1,8 @@
 """What differs between the three ways: how a version is made, and how actors come to be at it.
 
 free: a version is a number on a board that all processes see at once, and the ledger takes every actor to be at it.
-p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights.
+p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights. full-fifo and
+full-strict: so are these, and the next version is published only once every actor runs the one before.
 """
 
 from __future__ import annotations
@@ -83,6 +84,10 @@ def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
 
 class WholeMaker(VersionMaker):
     """Makes every version an anchor."""
+
+    def skip_to(self, version: int) -> None:
+        """Gives the next version this number, which is above those of all versions before."""
+        self._newest = version - 1
 
     def make(
         self,

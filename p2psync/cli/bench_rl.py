@@ -15,7 +15,14 @@ from p2psync.errors import P2PSyncError, UsageError
 def rl(
     gbit: Annotated[str, typer.Option(help="Gbit/s of each link of the real loop; numbers with commas.")] = "1",
     regions: Annotated[str, typer.Option(help="Regions beside the trainer's, 1 to 4; numbers with commas.")] = "4",
-    ways: Annotated[str, typer.Option(help="free, p2psync, full: names with commas, or all.")] = "all",
+    ways: Annotated[
+        str,
+        typer.Option(
+            help="free, p2psync, full (a newer version takes the place of one under way), full-fifo (each finishes, "
+            "the newest waiting one is next), full-strict (each finishes, in order): names with commas, or all: "
+            "full-strict only where versions can queue up (--staleness above 1)."
+        ),
+    ] = "all",
     actors: Annotated[int, typer.Option(help="Actors in each region.", min=1, max=8)] = 2,
     generation: Annotated[float, typer.Option(help="Seconds that a step's generation takes.", min=1)] = 60.0,
     learning: Annotated[float, typer.Option(help="Seconds that a step's learning takes.", min=0)] = 30.0,
@@ -30,6 +37,9 @@ def rl(
     faster: Annotated[
         float, typer.Option(help="Divide all paced times and multiply link rates by this; see below.", min=1)
     ] = 6.0,
+    cores: Annotated[
+        float, typer.Option(help="Cores of an actor's real machine, which generation and staging share.", min=0.1)
+    ] = 4.0,
     steps: Annotated[int, typer.Option(help="Steps of a run, the first two of which do not count.", min=4)] = 12,
     full_steps: Annotated[int, typer.Option(help="The same of full broadcast, which takes long.", min=4)] = 6,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
@@ -44,16 +54,18 @@ def rl(
 ) -> None:
     """Tokens/s of a reinforcement-learning loop over a WAN, beside a sync at no cost and beside full broadcast.
 
-    Real trainer, ledger, actors and sockets on an emulated network; needs root. Tokens and optimizer steps are paced by
-    the clock, since this machine's cores cannot make them as GPUs do. The model and the links are smaller by the same
-    factor, so that a whole copy takes as long as 16 GB over the links that are named. Round trips, pauses, coding and
-    leases are not made --faster: they weigh that many times more than in the real loop.
+    Real trainer, ledger, actors and sockets on an emulated network; needs root. Optimizer steps are paced by the clock.
+    A token is so much arithmetic, calibrated before the runs, that an actor takes a part of a core of this machine. The
+    model and the links are smaller by the same factor, so that a whole copy takes as long as 16 GB over the links that
+    are named. Staging and pauses cost tokens as those of 16 GB on --cores cores. Round trips, coding and leases are not
+    made --faster: they weigh that many times more than in the real loop.
     """
 
-    from p2psync.bench.rl.scale import WAYS, LoopOptions, quick_options
+    from p2psync.bench.rl.scale import STRICT, WAYS, LoopOptions, quick_options
     from p2psync.topology.emulator import why_not
 
-    chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
+    everything = [way for way in WAYS if way != STRICT or staleness > 1]
+    chosen = everything if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
     if not chosen or set(chosen) - set(WAYS):
         raise UsageError(f"--ways {ways!r}: choose all, or of {', '.join(WAYS)}")
     counts = [int(number) for number in _numbers("--regions", regions)]
@@ -79,6 +91,7 @@ def rl(
         full_steps=full_steps,
         model_bytes=model * 10**6,
         faster=faster,
+        cores=cores,
         congestion=congestion,
         settle=settle,
         limit=limit,

@@ -17,7 +17,7 @@ from p2psync.bench.rl.figures import figures, idle
 from p2psync.bench.rl.generator import ActorResult, CommitRecord, SlotTimes
 from p2psync.bench.rl.learner import LearnerStep
 from p2psync.bench.rl.report import Idle, LoopRun, RlReport, lines
-from p2psync.bench.rl.scale import FREE, FULL, P2PSYNC, LoopOptions, lengths, quick_options, shapes, topology
+from p2psync.bench.rl.scale import FIFO, FREE, FULL, P2PSYNC, LoopOptions, lengths, quick_options, shapes, topology
 from p2psync.bench.rl.tables import print_rl_report
 from p2psync.topology.emulator import why_not
 
@@ -123,7 +123,6 @@ def test_figures_are_of_the_steps_that_count_and_of_the_real_loop() -> None:
     assert made.seconds_per_step == 50
     assert made.tokens_per_second == 2000 / 100
     assert made.share == 0.5
-    assert made.pauses == [0.5, 0.001, 0.003]
     assert (made.staleness_mean, made.staleness_most) == (0.3, 1)
     assert made.spread == [2.0, -1.0]  # of versions 2 and 3
     assert (made.uplink_bytes, made.payload_bytes) == (150, 50)
@@ -142,12 +141,21 @@ def test_idle_time_is_counted_between_two_moments() -> None:
     assert idle([notes[:1]], 0, 99).whole == 0
 
 
+def test_what_staging_and_other_processes_cost_is_told_apart() -> None:
+    notes = [SlotTimes(0, 0, 0, 0, 0, 0, 0), SlotTimes(10, 70, 0, 0, 0, 20, 10)]
+    assert idle([notes], 0, 10) == Idle(staging=0.2, behind=0.1)
+    assert idle([notes], 0, 10).whole == pytest.approx(0.3)
+
+
 def test_runs_are_compared_on_their_own_network() -> None:
     runs = [ran(FREE, 100), ran(P2PSYNC, 98), ran(FULL, 14), ran(FREE, 50, trouble="it ended")]
     found = {line.run.way: (line.lost, line.times) for line in lines(runs[:3])}
     assert found[P2PSYNC] == (pytest.approx(0.02), 7)
     assert found[FREE] == (None, pytest.approx(100 / 14))
     assert found[FULL] == (pytest.approx(0.86), None)
+    with_fifo = lines([*runs[:3], ran(FIFO, 49, ideal_tokens_per_second=70, ideal_copy_seconds=88)])
+    (mine,) = [line for line in with_fifo if line.run.way == P2PSYNC]
+    assert (mine.times, mine.to_ideal) == (2, pytest.approx(1.4))  # the fastest full broadcast counts
     (line,) = lines([runs[3]])
     assert (line.lost, line.times) == (None, None)
 
@@ -156,11 +164,12 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from p2psync.bench.rl.plot import plot_rl_report
 
-    runs = [ran(FREE, 100), ran(P2PSYNC, 98, pauses=[0.004, 0.012], other_weights=["r1-0"]), ran(FULL, 14)]
+    fifo = ran(FIFO, 49, ideal_tokens_per_second=70, ideal_copy_seconds=88, skipped=1)
+    runs = [ran(FREE, 100), ran(P2PSYNC, 98, other_weights=["r1-0"]), ran(FULL, 14), fifo]
     made = report([*runs, ran(P2PSYNC, 0, trouble="the trainer ended")])
     text = io.StringIO()
     print_rl_report(made, Console(file=text, width=200))
-    for words in ("paced by the clock", "2.0 %", "7.00×", "OTHER WEIGHTS", "the trainer ended"):
+    for words in ("are arithmetic", "2.0 %", "2.00×", "OTHER WEIGHTS", "the trainer ended", "fastest", "never sent"):
         assert words in text.getvalue()
     plot_rl_report(made, tmp_path / "rl.png")
     assert (tmp_path / "rl.png").stat().st_size > 10_000
@@ -189,14 +198,15 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., 
 def test_a_loop_of_real_processes_learns_the_same_each_way_and_ends_with_the_published_weights() -> None:
     options = replace(quick_options(LoopOptions()), steps=4, full_steps=3, model_bytes=4_000_000)
     made = RlBench(options).run()
-    assert [run.way for run in made.runs] == [FREE, P2PSYNC, FULL]
+    assert [run.way for run in made.runs] == [FREE, P2PSYNC, FULL, FIFO]
     for run in made.runs:
         assert run.trouble == ""
         assert run.other_weights == []
         assert run.staleness_most <= 1
         assert [step.tokens for step in run.steps] == [sum(lengths(options, 2, i)) for i in range(len(run.steps))]
-    free, p2psync, full = made.runs
-    assert not free.pauses
-    assert p2psync.pauses
+    free, p2psync, full, fifo = made.runs
+    assert not any(step.live for step in free.steps)
+    assert all(len(step.live) == 2 for step in p2psync.steps[:-1])
+    assert fifo.ideal_copy_seconds > 50
     assert 0 < p2psync.payload_bytes < 0.1 * options.model_bytes
     assert full.payload_bytes > 0.5 * options.model_bytes
