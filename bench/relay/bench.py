@@ -22,7 +22,7 @@ from p2psync.bench.relay.report import Passage, RelayReport
 from p2psync.bench.relay.wires import RELAY, Wires, star
 from p2psync.bench.swarm.contenders import TRIALS, missing
 from p2psync.bench.swarm.processes import Children
-from p2psync.bench.swarm.trial import Track, Trial, sha256, write_random
+from p2psync.bench.swarm.trial import Track, Trial, in_turn, sha256, write_random
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.store.encoding import block_and_chunk
@@ -123,12 +123,6 @@ class RelayBench:
         else:
             cost = passage.cpu_seconds / passage.gigabytes
             self.progress(f"{label}: {passage.seconds:.2f} s, {cost:.2f} CPU s per GB")
-
-
-def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: each comes first in its turn, for what a machine gives may depend on what ran before."""
-    first = number % max(1, len(names))
-    return [*names[first:], *names[:first]]
 
 
 def _piece(size: int, rate: float) -> int:

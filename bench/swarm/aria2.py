@@ -1,8 +1,10 @@
 """aria2 in a race: one aria2c on every host, told of each other by a tracker beside the trainer.
 
 Its settings are those of a fast, private network: no limits, no other ways to find peers, no encryption asked for,
-every peer allowed at once. Warm: all run, and are given the torrent over their control port at the start, where the
-trainer's aria2c has it already and seeds. Cold: all are started with the torrent.
+every peer allowed at once. Warm: all have the torrent and are connected; the trainer's aria2c may send a byte a second,
+and any number of them from the start. aria2 has no way to be connected and send nothing: it sends one block (16 KiB)
+before its limit holds, and looks at a changed limit about every half second. Cold: all run, and the receivers are given
+the torrent over their control port at the start, where the trainer's has it already and seeds.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ import base64
 import json
 import socket
 import time
+from http.client import HTTPResponse
 from pathlib import Path
 
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
+from p2psync.topology.network import from_topology
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
 _SETTINGS = (
@@ -29,7 +33,6 @@ _SETTINGS = (
     "--bt-max-peers=0",
     "--bt-request-peer-speed-limit=1000M",
     "--bt-tracker-interval=2",
-    "--max-overall-upload-limit=0",
     "--max-upload-limit=0",
     "--seed-ratio=0",
     "--file-allocation=none",
@@ -58,32 +61,34 @@ class Aria2(Trial):
         self._calls: dict[str, socket.socket] = {}
         peers = [f"{network.address(host)}:{_PORT}" for host in network.hosts]
         address, port = tracker.split(":")
-        self.began = time.monotonic()
+        self._cold = cold
         self._tracker = self.children.start(
             track.met_at, *PYTHON, "-m", "p2psync.bench.swarm.tracker", address, port, *peers, talks=True
         )
         self._client(
-            track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true", torrent=True
+            *(track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true"),
+            f"--max-overall-upload-limit={0 if cold else 1}",
+            torrent=True,
         )
         for host in track.receivers:
             (self.place / host).mkdir()
-            self._client(host, self.place / host, torrent=cold)
+            self._client(host, self.place / host, torrent=not cold)
 
     def ready(self, deadline: float) -> None:
         """See `Trial`."""
         self._tracker.wait_for("listening", deadline)
         for host in self._clients:
             self._calls[host] = self._call(host, deadline)
+        self._until_connected(deadline)
         time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""
-        request = {"jsonrpc": "2.0", "id": "1", "method": "aria2.addTorrent"}
-        body = json.dumps(request | {"params": [base64.b64encode(self._torrent).decode()]}).encode()
-        head = f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        add = _request("aria2.addTorrent", base64.b64encode(self._torrent).decode())
+        release = _request("aria2.changeGlobalOption", {"max-overall-upload-limit": "0"})
         began = time.monotonic()
-        for host in self.track.receivers:
-            self._calls[host].sendall(head + body)
+        for host in self.track.receivers if self._cold else [self.track.trainer]:
+            self._calls[host].sendall(add if self._cold else release)
         return began
 
     def finished(self) -> dict[str, float]:
@@ -121,6 +126,26 @@ class Aria2(Trial):
             *given,
         )
 
+    def _until_connected(self, deadline: float) -> None:
+        """Unless cold, all are connected with all others that can reach them."""
+        if self._cold:
+            return
+        network = from_topology(self.track.topology)
+        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        for host in self.track.receivers:
+            while sum(int(one["connections"]) for one in self._ask(host, "aria2.tellActive")) < can[host]:
+                if time.monotonic() > deadline:
+                    raise P2PSyncError(f"aria2c on {host} is not connected with all others in time")
+                time.sleep(0.05)
+
+    def _ask(self, host: str, method: str) -> list[dict[str, str]]:
+        call = self._calls[host]
+        call.sendall(_request(method))
+        answer = HTTPResponse(call)
+        answer.begin()
+        found: list[dict[str, str]] = json.loads(answer.read())["result"]
+        return found
+
     def _call(self, host: str, deadline: float) -> socket.socket:
         """A connection to a client's control port, once it has one."""
         while time.monotonic() < deadline:
@@ -136,3 +161,9 @@ class Aria2(Trial):
                     break
                 time.sleep(0.02)
         raise P2PSyncError(f"aria2c on {host} does not listen: {self._clients[host].last_words()}")
+
+
+def _request(method: str, *params: object) -> bytes:
+    """A call of aria2's control port, which keeps the connection."""
+    body = json.dumps({"jsonrpc": "2.0", "id": "1", "method": method, "params": params}).encode()
+    return f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

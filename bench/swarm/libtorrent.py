@@ -1,7 +1,8 @@
 """libtorrent in a race: a session on every host, each told the addresses of all others.
 
-Warm: all run and listen; the trainer's has the torrent and seeds, the others are given it at the start. Cold: all are
-started with it.
+Warm: all have the torrent and are connected with each other; the receivers are in upload mode, in which they request
+nothing, and leave it at the start. Cold: all run and listen; the trainer's seeds, the others are given the torrent at
+the start.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from p2psync.bench.swarm import torrent_client
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.bench.swarm.trial import SETTLE, Trial
+from p2psync.topology.network import from_topology
 
 _PORT = 6881
 
@@ -22,22 +24,25 @@ _PORT = 6881
 class Libtorrent(Trial):
     """See the module."""
 
+    super_seeding = False
+
     def start(self, cold: bool) -> None:
         """See `Trial`."""
         track = self.track
         (self.place / "torrent").write_bytes(torrent_of(track.file, track.piece, ""))
         self._clients: dict[str, Child] = {}
-        self.began = time.monotonic()
+        self._cold = cold
         for host in track.network.hosts:
             seeds = host == track.trainer
             folder = track.file.parent if seeds else self.place / host
             folder.mkdir(exist_ok=True)
-            self._clients[host] = self._client(host, folder, seeds, cold or seeds)
+            self._clients[host] = self._client(host, folder, seeds)
 
     def ready(self, deadline: float) -> None:
         """See `Trial`."""
         for child in self._clients.values():
             child.wait_for("listening", deadline)
+        self._until_connected(deadline)
         time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
@@ -68,7 +73,17 @@ class Libtorrent(Trial):
         """See `Trial`."""
         return self.place / host / self.track.file.name
 
-    def _client(self, host: str, folder: Path, seeds: bool, at_once: bool) -> Child:
+    def _until_connected(self, deadline: float) -> None:
+        """Unless cold, all are connected with all others that can reach them."""
+        if self._cold:
+            return
+        network = from_topology(self.track.topology)
+        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        for host in self.track.receivers:
+            while self._clients[host].wait_for("peers", deadline)["peers"] < can[host]:
+                pass
+
+    def _client(self, host: str, folder: Path, seeds: bool) -> Child:
         network = self.track.network
         options = torrent_client.TorrentOptions(
             address=network.address(host),
@@ -76,9 +91,16 @@ class Libtorrent(Trial):
             torrent=str(self.place / "torrent"),
             folder=str(folder),
             seed=seeds,
-            at_once=at_once,
+            cold=self._cold,
+            super_seeding=self.super_seeding,
             peers=[f"{network.address(other)}:{_PORT}" for other in network.hosts if other != host],
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.torrent_client", msgspec.json.encode(options).decode(), talks=True
         )
+
+
+class LibtorrentSuperSeeding(Libtorrent):
+    """The same, and the trainer's session shows each peer one piece at a time, and another once it was passed on."""
+
+    super_seeding = True

@@ -26,8 +26,8 @@ _KEY = bytes(range(32))
 
 
 class P2PSync(Trial):
-    """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: the
-    trainer begins anew with the version in its store.
+    """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: all processes run
+    with their nodes not started; the trainer's has the version in its store.
 
     The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
     before (drawing, encoding, hashing, the trainer's trial of its own chunks) is told beside it."""
@@ -37,6 +37,7 @@ class P2PSync(Trial):
 
     def start(self, cold: bool) -> None:
         """See `Trial`."""
+        self._cold = cold
         self._receivers: dict[str, Child] = {}
         #: By version: who has it, and since when.
         self._at: dict[int, dict[str, float]] = {}
@@ -45,17 +46,18 @@ class P2PSync(Trial):
         self._planned: list[tuple[float, float]] = []
         if cold:
             self._publish_before()
-        self.began = time.monotonic()
-        self._trainer = self._publisher()
+        self._trainer = self._publisher(cold)
         if self.track.met_at != self.track.trainer:
             self._lead_to_hub()
-        if cold:
-            self._start_receivers()
 
     def ready(self, deadline: float) -> None:
         """See `Trial`."""
-        self._trainer.wait_for("ready", deadline)
+        self._trainer.wait_for("loaded" if self._cold else "ready", deadline)
         self._start_receivers()
+        if self._cold:
+            for child in self._receivers.values():
+                child.wait_for("loaded", deadline)
+            return
         self._until_connected(deadline)
         if self.track.base:
             self._bring(f"base {self.track.base}", deadline)
@@ -65,6 +67,11 @@ class P2PSync(Trial):
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""
+        if self._cold:
+            begin = time.monotonic()
+            for child in (self._trainer, *self._receivers.values()):
+                child.tell("start")
+            return begin
         what = "delta" if self.track.base else "base"
         self._published = published = self._publish(f"{what} {self.track.payload_bytes}", deadline)
         self._called, self.payload_bytes = published.called, published.payload_bytes
@@ -111,7 +118,7 @@ class P2PSync(Trial):
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _publisher(self) -> Child:
+    def _publisher(self, cold: bool) -> Child:
         host = self.track.trainer
         options = publisher.PublisherOptions(
             store=str(self.place / "trainer"),
@@ -122,6 +129,7 @@ class P2PSync(Trial):
             hub_port=HUB_PORT,
             port=PORT,
             congestion=self.track.congestion,
+            cold=cold,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.publisher", msgspec.json.encode(options).decode(), talks=True
@@ -137,6 +145,7 @@ class P2PSync(Trial):
             region=self._region(host),
             port=PORT if topology.dialable(host, self._region(host)) else None,
             congestion=self.track.congestion,
+            cold=self._cold,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
@@ -169,7 +178,7 @@ class P2PSync(Trial):
     def _publish_before(self) -> None:
         """A store with the version, of a trainer that has ended."""
         deadline = time.monotonic() + 60
-        self._trainer = trainer = self._publisher()
+        self._trainer = trainer = self._publisher(False)
         trainer.wait_for("ready", deadline)
         self._published = self._publish(f"base {self.track.payload_bytes}", deadline)
         self.payload_bytes = self._published.payload_bytes

@@ -9,7 +9,13 @@ from p2psync.bench.swarm.report import HEADERS, RaceRun, SwarmReport, lines
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.
-_COLOURS = {"p2psync": "#D55E00", "aria2": "#0072B2", "libtorrent": "#009E73", "rsync": "#999999"}
+_COLOURS = {
+    "p2psync": "#D55E00",
+    "aria2": "#0072B2",
+    "libtorrent": "#009E73",
+    "libtorrent-super": "#CC79A7",
+    "rsync": "#999999",
+}
 _INK = "#222222"
 
 

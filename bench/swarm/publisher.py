@@ -36,7 +36,8 @@ _GLANCE = 0.1
 
 
 class PublisherOptions(msgspec.Struct, frozen=True):
-    """key: 32 bytes in hex. address: of this host."""
+    """key: 32 bytes in hex. address: of this host. cold: say `{"loaded": true}` and wait for a line before the node
+    starts."""
 
     store: str
     address: str
@@ -46,6 +47,7 @@ class PublisherOptions(msgspec.Struct, frozen=True):
     hub_port: int
     port: int
     congestion: str = "auto"
+    cold: bool = False
 
 
 class PublishedVersion(msgspec.Struct, frozen=True):
@@ -131,10 +133,13 @@ class RacePublisher:
             anchor_ratio=1e9,
         )
         node = self._node = RaceTrainer(config, self._hear)
+        await asyncio.to_thread(warm)
+        if options.cold:
+            write_line({"loaded": True})
+            await asyncio.to_thread(sys.stdin.readline)
         await node.start()
         plans = asyncio.create_task(self._tell_plans())
         try:
-            await asyncio.to_thread(warm)
             write_line({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
             while line := await asyncio.to_thread(sys.stdin.readline):
                 what, count = line.split()

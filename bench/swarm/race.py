@@ -1,8 +1,10 @@
 """The race: rounds of runs on one emulated network, each contender in turn, with a limit on everything.
 
-A run's time is from the moment when the payload is there to be sent (ours: the manifest is signed and its chunks are
-durable; others: the file and its torrent exist) to the moment when the last receiver has every byte, verified. All
-moments are of CLOCK_MONOTONIC, which the hosts of an emulated network share.
+A run's time is from the moment when the payload is there to be sent (p2psync: the manifest is signed and its chunks are
+durable; others: the file and its torrent exist) to the moment when the last receiver has every byte, verified. Before a
+warm run all contenders are connected, as far as each can be; before a cold one their processes run and know each
+other's addresses, and nothing is connected or measured. All moments are of CLOCK_MONOTONIC, which the hosts of an
+emulated network share.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from p2psync.bench.swarm.contenders import P2PSYNC, TRIALS, missing
 from p2psync.bench.swarm.faults import InjectedFault
 from p2psync.bench.swarm.processes import Children
 from p2psync.bench.swarm.report import LinkSample, RaceRun, SwarmReport
-from p2psync.bench.swarm.trial import Track, Trial, sha256, write_random
+from p2psync.bench.swarm.trial import Track, Trial, in_turn, sha256, write_random
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from p2psync.topology.bound import broadcast_bound, least_makespan
@@ -41,8 +43,8 @@ _SAMPLES, _LEAST_STEP = 20, 0.05
 
 @dataclass(frozen=True)
 class RaceOptions:
-    """contenders: names, ours among them or not. base: see `Track`. limit: seconds of one run. cold: a round from cold,
-    too. faults: runs of ours with each fault."""
+    """contenders: names, p2psync among them or not. base: see `Track`. limit: seconds of one run. cold: as many cold
+    rounds, too. with_faults: runs of p2psync with each fault."""
 
     payload_bytes: int
     contenders: Sequence[str]
@@ -50,7 +52,7 @@ class RaceOptions:
     congestion: str = "bbr"
     base: int = 0
     limit: float = 300.0
-    cold: bool = False
+    cold: bool = True
     with_faults: bool = False
     piece: int = 64 << 10
     settle: float = 60.0
@@ -82,14 +84,12 @@ class Race:
             load = os.getloadavg()[0]
             track = self._track(network, Path(folder))
             for number in range(options.rounds):
-                for name in names:
-                    if not self._is_hopeless(name):
-                        self._run_trial(track, name, number)
+                for cold in (False, True) if options.cold and not options.base else (False,):
+                    for name in in_turn(names, number):
+                        if not self._is_hopeless(name, cold):
+                            self._run_trial(track, name, number, cold=cold)
             if options.cold and options.base:
-                skipped.append("from cold: not with a delta, whose base must be there first")
-            elif options.cold:
-                for name in names:
-                    self._run_trial(track, name, 0, cold=True)
+                skipped.append("cold: not with a delta, whose base must be there first")
             if options.with_faults and P2PSYNC in names:
                 self._faults(track)
             late = network.counters().late_ms_p99
@@ -111,9 +111,11 @@ class Race:
             cpus_allowed=len(os.sched_getaffinity(0)),
         )
 
-    def _is_hopeless(self, name: str) -> bool:
-        """A rival that was over the limit once is not waited for again."""
-        return name != P2PSYNC and any(run.contender == name and run.over_limit for run in self.runs)
+    def _is_hopeless(self, name: str, cold: bool) -> bool:
+        """Whether this is another contender that was over the limit once: it is not waited for again."""
+        return name != P2PSYNC and any(
+            (run.contender, run.cold) == (name, cold) and run.over_limit for run in self.runs
+        )
 
     def _track(self, network: Network, folder: Path) -> Track:
         options = self.options
@@ -181,23 +183,18 @@ class _Timing:
         begin, cpu = time.monotonic(), 0.0
         fault = ""
         try:
-            if self._cold:
-                self._before = self._sent()
-                trial.start(True)
-                begin = trial.began
-            else:
-                trial.start(False)
-                trial.ready(time.monotonic() + READY)
-                cpu = trial.children.cpu_seconds()
-                begin = self._go()
+            trial.start(self._cold)
+            trial.ready(time.monotonic() + READY)
+            cpu = trial.children.cpu_seconds()
+            begin = self._go()
             trouble, fault = self._until_done(begin)
         except P2PSyncError as error:
             trouble = str(error)
         return self._result(begin, trial.children.cpu_seconds() - cpu, trouble, fault)
 
     def _go(self) -> float:
-        """Let it go, and note what links had carried when it did: not before, for ours seals for seconds, in which its
-        nodes may still measure the links; nor when that is told here, for then chunks are on their way."""
+        """Let it go, and note what links had carried when it did: not before, for p2psync seals for seconds, in which
+        its nodes may still measure the links; nor when that is told here, for then chunks are on their way."""
         seen, over = [(0.0, self._sent())], threading.Event()
 
         def look() -> None:

@@ -2,7 +2,8 @@
 
     python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 
-It says, a JSON object a line: `{"peers": N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
+It says, a JSON object a line: `{"loaded": true}` before it starts (`cold`: for which it waits for a line); `{"peers":
+N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
 version, verified, and the position is noted. It ends with its standard input.
 """
 
@@ -32,6 +33,7 @@ class ReceiverOptions(msgspec.Struct, frozen=True):
     region: str
     port: int | None
     congestion: str = "auto"
+    cold: bool = False
 
 
 async def main(options: ReceiverOptions) -> None:
@@ -56,6 +58,9 @@ async def main(options: ReceiverOptions) -> None:
             print(event.line(), file=sys.stderr, flush=True)
 
     node = relay(config, on_event=hear)
+    write_line({"loaded": True})
+    if options.cold:
+        await asyncio.to_thread(sys.stdin.readline)
     await node.start()
     try:
         while await asyncio.to_thread(sys.stdin.readline):

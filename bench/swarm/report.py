@@ -21,7 +21,7 @@ class LinkSample(msgspec.Struct, frozen=True):
 class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One contender's run in one round.
 
-    cold: timed from the start of all processes. fault: what was done to the network meanwhile, "" for nothing.
+    cold: nothing was connected at the start. fault: what was done to the network meanwhile, "" for nothing.
     seconds: until the last receiver that lived had every byte, verified; None: not within the limit, or it failed.
     finished: of each receiver that came to an end, in seconds. more_seconds: the same as `seconds` from other moments,
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
@@ -135,8 +135,9 @@ def _median(runs: Sequence[RaceRun], figure: Callable[[RaceRun], float | None]) 
     return None if found == float("inf") else found
 
 
-def times_faster(all_lines: Sequence[SwarmLine], p2psync: str, baseline: str) -> float | None:
-    """How many times as long a rival's warm runs took without faults; None where one of the two has no median."""
-    warm = {line.contender: line.seconds for line in all_lines if not line.cold and not line.fault}
-    mine, other = warm.get(p2psync), warm.get(baseline)
+def times_faster(all_lines: Sequence[SwarmLine], p2psync: str, baseline: str, *, cold: bool = False) -> float | None:
+    """Returns how many times as long a baseline's runs took, warm or cold, without faults; None where one of the two
+    has no median."""
+    seconds = {line.contender: line.seconds for line in all_lines if line.cold == cold and not line.fault}
+    mine, other = seconds.get(p2psync), seconds.get(baseline)
     return None if not mine or not other else other / mine

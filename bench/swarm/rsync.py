@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from p2psync.bench.swarm.processes import Child
-from p2psync.bench.swarm.trial import Trial
+from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT = 8730
@@ -22,7 +22,8 @@ read only = yes
 
 
 class Rsync(Trial):
-    """Warm: the daemon runs; each client is started at the start, as rsync always is. Cold: the daemon is, too."""
+    """The daemon runs; each client is started and connects on the clock, as rsync always does: warm and cold are the
+    same."""
 
     def start(self, cold: bool) -> None:
         """See `Trial`."""
@@ -30,21 +31,16 @@ class Rsync(Trial):
         self._address = track.network.address(track.trainer)
         (self.place / "rsyncd.conf").write_text(_SETTINGS.format(track.file.parent))
         self._clients: dict[str, Child] = {}
-        self.began = time.monotonic()
         self._daemon = self.children.start(
             track.trainer,
             *("rsync", "--daemon", "--no-detach", f"--config={self.place / 'rsyncd.conf'}"),
             *(f"--address={self._address}", f"--port={_PORT}"),
         )
-        if cold:
-            deadline = time.monotonic() + 10
-            self._until_listening(deadline)
-            self.go(deadline)
 
     def ready(self, deadline: float) -> None:
         """See `Trial`."""
         self._until_listening(deadline)
-        time.sleep(self.track.settle)
+        time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""

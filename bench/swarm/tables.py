@@ -7,7 +7,7 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
-from p2psync.bench.swarm.contenders import P2PSYNC
+from p2psync.bench.swarm.contenders import LIBTORRENT, P2PSYNC, SUPER
 from p2psync.bench.swarm.report import HEADERS, SwarmLine, SwarmReport, lines, times_faster
 
 
@@ -22,10 +22,8 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
     console.print(f"floor {report.floor:.2f} s; with TCP and IP headers about {report.floor * HEADERS:.2f} s")
     found = lines(report.runs)
     console.print(_table(found))
-    for baseline in dict.fromkeys(line.contender for line in found if line.contender != P2PSYNC):
-        faster = times_faster(found, P2PSYNC, baseline)
-        if faster is not None:
-            console.print(f"{baseline} takes {faster:.2f} times as long as {P2PSYNC}")
+    for line in comparisons(found):
+        console.print(line)
     for start, seconds in longer_times(report).items():
         console.print(f"{P2PSYNC}, from when: {start}: {seconds:.2f} s", style="dim")
     if planned := [run.planned for run in report.runs if run.planned and not run.cold]:
@@ -41,15 +39,34 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
     )
 
 
+def comparisons(found: list[SwarmLine]) -> list[str]:
+    """Returns a line for each other contender; of one client's two options the better one counts."""
+    told = []
+    for cold in (False, True):
+        ratios = {
+            name: ratio
+            for name in dict.fromkeys(line.contender for line in found if line.contender != P2PSYNC)
+            if (ratio := times_faster(found, P2PSYNC, name, cold=cold)) is not None
+        }
+        if LIBTORRENT in ratios and SUPER in ratios:
+            worse = max(LIBTORRENT, SUPER, key=lambda name: ratios[name])
+            del ratios[worse]
+        told += [
+            f"{name} takes {ratio:.2f} times as long as {P2PSYNC}{', cold' if cold else ''}"
+            for name, ratio in ratios.items()
+        ]
+    return told
+
+
 def longer_times(report: SwarmReport) -> dict[str, float]:
-    """Medians of ours, warm and undisturbed, counted from earlier moments."""
+    """Returns medians of p2psync, warm and undisturbed, counted from earlier moments."""
     runs = [run.more_seconds for run in report.runs if run.contender == P2PSYNC and not run.cold and not run.fault]
     runs = [more for more in runs if more]
     return {start: statistics.median(more[start] for more in runs) for start in (runs[0] if runs else {})}
 
 
 def fault_ratios(found: list[SwarmLine]) -> dict[str, float]:
-    """Ours with each fault, to ours without."""
+    """Returns how many times as long p2psync takes with each fault."""
     plain = next(
         (line.seconds for line in found if (line.contender, line.cold, line.fault) == (P2PSYNC, False, "")), None
     )
@@ -80,7 +97,7 @@ def _table(found: list[SwarmLine]) -> Table:
     ):
         table.add_column(head, justify="right")
     for line in found:
-        name = ", ".join(filter(None, (line.contender, "from cold" if line.cold else "", line.fault)))
+        name = ", ".join(filter(None, (line.contender, "cold" if line.cold else "", line.fault)))
         table.add_row(
             name,
             str(line.runs) if line.runs == line.finished else f"{line.finished} of {line.runs}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from typing import Any
 
@@ -19,15 +20,18 @@ from p2psync.bench.swarm.jsonl import write_line
 
 
 class TorrentOptions(msgspec.Struct, frozen=True):
-    """address, port: where to listen. folder: where the file is, or will be. peers: address:port of all others."""
+    """address, port: where to listen. folder: where the file is, or will be. seed: it is there. cold: a receiver knows
+    the torrent once it is told a line; else it knows it at once, and requests nothing before. peers: address:port of
+    all others."""
 
     address: str
     port: int
     torrent: str
     folder: str
     seed: bool
-    at_once: bool
+    cold: bool
     peers: list[str]
+    super_seeding: bool = False
 
 
 def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
@@ -48,6 +52,8 @@ def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
         "unchoke_slots_limit": -1,
         "connection_speed": 500,
         "torrent_connect_boost": 100,
+        # Two peers that request nothing stay connected until the start.
+        "close_redundant_connections": options.cold,
         "min_reconnect_time": 1,
         "max_failcount": 100,
         # So much is asked of a peer ahead: the faster of the lengths that were tried.
@@ -57,12 +63,20 @@ def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
     }
 
 
+def _start_when_told(session: Any, handle: Any, lt: Any) -> None:
+    """Waits for a line, then requests pieces."""
+    sys.stdin.readline()
+    handle.unset_flags(lt.torrent_flags.upload_mode)
+    session.apply_settings({"close_redundant_connections": True})
+
+
 def main(options: TorrentOptions) -> None:
     """Until killed."""
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(settings(options, lt))
     write_line({"listening": options.port})
-    if not options.at_once:
+    waits = not options.seed and not options.cold
+    if options.cold and not options.seed:
         sys.stdin.readline()
     adding = lt.add_torrent_params()
     adding.ti = lt.torrent_info(options.torrent)
@@ -70,12 +84,21 @@ def main(options: TorrentOptions) -> None:
     adding.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     if options.seed:
         adding.flags |= lt.torrent_flags.seed_mode
+        if options.super_seeding:
+            adding.flags |= lt.torrent_flags.super_seeding
+    if waits:
+        adding.flags |= lt.torrent_flags.upload_mode
     handle = session.add_torrent(adding)
     for peer in options.peers:
         address, port = peer.split(":")
         handle.connect_peer((address, int(port)))
+    if waits:
+        threading.Thread(target=_start_when_told, args=(session, handle, lt), daemon=True).start()
+    peers = -1
     while True:
-        session.wait_for_alert(1000)
+        session.wait_for_alert(1000 if peers == len(options.peers) else 50)
+        if peers != (peers := handle.status().num_peers):
+            write_line({"peers": peers})
         for alert in session.pop_alerts():
             if isinstance(alert, lt.torrent_finished_alert) and not options.seed:
                 write_line({"finished": time.monotonic()})

@@ -57,7 +57,7 @@ class Track:
 
 
 class Trial(ABC):
-    """One contender in one run. `start`, then `ready` and `go` where it is warm; then `finished` until all have."""
+    """One contender in one run: `start`, `ready` and `go`; then `finished` until all have."""
 
     def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:
         """place: an empty directory of this run. number: of the run, for what is drawn."""
@@ -71,23 +71,21 @@ class Trial(ABC):
         self.piece_bytes = track.piece
         #: Receivers that have everything, each with the moment.
         self.done: dict[str, float] = {}
-        #: When the first process of a cold run was started.
-        self.began = 0.0
 
     @abstractmethod
     def start(self, cold: bool) -> None:
-        """Start all processes; cold: they are to carry the payload at once."""
+        """Starts all processes. cold: none of them connects to another before `go`."""
 
     @abstractmethod
     def ready(self, deadline: float) -> None:
-        """Wait until all are connected, or as near to it as the contender can be before it knows what to carry.
+        """Waits until all processes run and, unless cold, are connected, as far as the contender can be before `go`.
 
         Raises `P2PSyncError`.
         """
 
     @abstractmethod
     def go(self, deadline: float) -> float:
-        """Carry the payload; the moment (time.monotonic) when that began. Raises `P2PSyncError`."""
+        """Has the payload carried; returns the moment (time.monotonic) when that began. Raises `P2PSyncError`."""
 
     @abstractmethod
     def finished(self) -> dict[str, float]:
@@ -120,6 +118,12 @@ class Trial(ABC):
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""
         return {}
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Returns the order of a round: each is first in its turn, since a machine may give less after some than others."""
+    first = number % max(1, len(names))
+    return [*names[first:], *names[:first]]
 
 
 def write_random(path: Path, nbytes: int, seed: int) -> None:

@@ -18,19 +18,31 @@ def swarm(
         Path | None, typer.Argument(metavar="TOPOLOGY.toml", help="The network; with --quick there is one.")
     ] = None,
     size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB",
-    delta: Annotated[bool, typer.Option("--delta", help="Ours publishes a delta of that size, not an anchor.")] = False,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="p2psync publishes a delta of that size, not an anchor.")
+    ] = False,
     base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
-    baselines: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
+    baselines: Annotated[
+        str, typer.Option(help="aria2, libtorrent, libtorrent-super, rsync: names with commas, all or none.")
+    ] = "all",
     p2psync: Annotated[bool, typer.Option("--p2psync/--no-p2psync", help="Whether p2psync takes part.")] = True,
     congestion: Annotated[
-        str, typer.Option(help="TCP congestion control of all hosts; of bbr ours chooses what to use where.")
+        str, typer.Option(help="TCP congestion control of all hosts; of bbr p2psync chooses what to use where.")
     ] = "bbr",
-    rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
+    rounds: Annotated[
+        int,
+        typer.Option(help="Rounds; all take their turn in each, and each is first in turn. Medians are shown.", min=1),
+    ] = 5,
     cold: Annotated[
-        bool, typer.Option("--cold", help="A round from cold, too: from the start of all processes.")
-    ] = False,
+        bool,
+        typer.Option(
+            "--cold/--no-cold",
+            help="As many cold rounds, too: all processes run, and nothing is connected or measured.",
+        ),
+    ] = True,
     faults: Annotated[
-        bool, typer.Option("--faults", help="Ours again with a relay killed halfway, and with a link cut to a tenth.")
+        bool,
+        typer.Option("--faults", help="p2psync again with a relay killed halfway, and with a link cut to a tenth."),
     ] = False,
     slower: Annotated[
         float, typer.Option(help="Divide all rates by this: for networks faster than this machine can carry.", min=1)

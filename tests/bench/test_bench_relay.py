@@ -13,13 +13,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from p2psync.bench.relay.bench import BASELINES, RelayBench, RelayOptions, in_turn
+from p2psync.bench.relay.bench import BASELINES, RelayBench, RelayOptions
 from p2psync.bench.relay.meter import CpuSamples, clock_of
 from p2psync.bench.relay.report import Passage, RelayReport, lines, times_cheaper
 from p2psync.bench.relay.tables import print_relay_report
 from p2psync.bench.relay.wires import RELAY, SEED, Wires, star
 from p2psync.bench.swarm import forward
 from p2psync.bench.swarm.contenders import P2PSYNC, missing
+from p2psync.bench.swarm.trial import in_turn
 from p2psync.topology.emulator import namespaces, runs, why_not
 from p2psync.topology.network import from_topology
 
