@@ -30,6 +30,11 @@ FORMATS = (*baselines.BASELINES, arc.ARC)
 BASELINE_NAMES = tuple(baseline.name for baseline in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
 #: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
 LEAST_TIMED = 64 * 10**6
+#: Drawn deltas of a run that names no density: one as RL makes them, and such as other training makes.
+DENSITIES = (0.01, 0.10, 0.25, 0.50)
+#: Above this share of changed elements a model of at most `DENSE_BYTES` is drawn: a whole one would take hours.
+DENSE_ABOVE = 0.05
+DENSE_BYTES = 128 * 10**6
 Progress = Callable[[str], None]
 
 
@@ -144,10 +149,14 @@ def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) 
 
 
 def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Progress) -> Iterator[ModelDelta]:
-    """Deltas drawn from the law by which AdamW changes bf16 weights. One is in memory at a time."""
-    rows = model_rows(model_bytes)
+    """Yields deltas drawn from the law by which AdamW changes bf16 weights. One is in memory at a time.
+
+    Those above `DENSE_ABOVE` are of a model of at most `DENSE_BYTES`.
+    """
     for density in densities:
-        progress(f"drawing {model_bytes / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
+        size = model_bytes if density <= DENSE_ABOVE else min(model_bytes, DENSE_BYTES)
+        rows = model_rows(size)
+        progress(f"drawing {size / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
         olds, news = map(list, zip(*draw_step(rows, density, seed), strict=True))
         yield ModelDelta(
             name=f"drawn {100 * density:g} %",
@@ -179,6 +188,7 @@ def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress
                 name=baseline.name,
                 title=baseline.title,
                 is_p2psync=False,
+                rebuilt=baseline in baselines.BASELINES,
                 payload_bytes=size.payload,
                 changed=size.changed,
                 part_bytes=seen if rows < len(delta.olds) else None,

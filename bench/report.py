@@ -6,6 +6,7 @@ import msgspec
 
 from p2psync.bench.bounds import EntropyBounds
 from p2psync.bench.budget import ModelBudget
+from p2psync.bench.summary import Figure, summarize
 from p2psync.bench.timing import Speed
 
 
@@ -15,6 +16,8 @@ class FormatSize(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     is_p2psync: bool
+    rebuilt: bool = False
+    """Written here from the format's published description, for want of the original's code."""
     payload_bytes: int
     changed: int
     part_bytes: int | None = None
@@ -81,3 +84,25 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
     cpu: str
     cpus_allowed: int
+
+
+def figures(report: CodecReport) -> list[Figure]:
+    """Returns the figures of a report: sizes are exact, speeds have repeats."""
+    found: list[Figure] = []
+    for delta in report.deltas:
+        for size in delta.formats:
+            found += summarize(f"{delta.name}, {size.name}", "size", "bits per changed unit", [size.bits])
+        for bound in ("independent", "exponent", "history"):
+            told = getattr(delta.bounds, bound)
+            bits = [] if told is None else [told.bits]
+            found += summarize(f"{delta.name}, bound: {bound}", "size", "bits per changed unit", bits)
+        for speed in delta.speeds:
+            subject = f"{delta.name}, {speed.profile}, {speed.threads} core(s)"
+            found += summarize(subject, "reading both copies", "GB/s", [rate / 1e9 for rate in speed.read_rates])
+            for name, ratios in (
+                ("scan and extract", speed.scan_ratios),
+                ("encode", speed.encode_ratios),
+                ("decode and apply", speed.decode_ratios),
+            ):
+                found += summarize(subject, name, "of reading", ratios)
+    return found

@@ -22,6 +22,13 @@ def print_codec_report(report: CodecReport, console: Console | None = None) -> N
         console.print(_overview(report.deltas))
     for budget in report.budgets:
         _print_budget(budget, console)
+    rebuilt = dict.fromkeys(size.title for delta in report.deltas for size in delta.formats if size.rebuilt)
+    if rebuilt:
+        console.print(
+            f"rebuilt here from their published descriptions, not run from their own code: {'; '.join(rebuilt)}. "
+            "What a description leaves open was chosen so that it takes fewer bytes",
+            style="dim",
+        )
     console.print(
         f"blocks of {report.block_units} units, chunks of {report.chunk_bytes} bytes; medians of {report.rounds} "
         f"rounds, each piece of work between two readings of both copies; first call "
@@ -97,7 +104,9 @@ def _speeds(speeds: list[Speed]) -> Table:
         cells = []
         for speed in sorted((s for s in speeds if s.profile == profile), key=lambda s: s.threads):
             ratio = 1.0 if field == "read" else getattr(speed, field)
-            cells.append(f"{ratio * speed.read_rate / 1e9:.2f} ({ratio:.2f})")
+            rounds = [] if field == "read" else getattr(speed, f"{field}s")
+            spread = f", {min(rounds):.2f} – {max(rounds):.2f}" if len(rounds) > 1 else ""
+            cells.append(f"{ratio * speed.read_rate / 1e9:.2f} ({ratio:.2f}{spread})")
         table.add_row(title, *cells)
     return table
 

@@ -145,7 +145,7 @@ async def _measure(
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-    return ShareReport(share=share, elements=elements, times=times_of(dict(found)))
+    return ShareReport(share=share, elements=elements, times=times_of(dict(found), elements))
 
 
 async def _generate(llm: Any, number: int) -> None:

@@ -7,6 +7,8 @@ from statistics import median
 
 import msgspec
 
+from p2psync.bench.summary import Figure, summarize
+
 #: Bytes a second of 1 Gbit/s.
 GIGABIT = 125e6
 
@@ -54,8 +56,9 @@ class RelayReport(msgspec.Struct, frozen=True, kw_only=True):
 class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one contender's runs of one kind. through: Mbit/s of payload. waste: bytes received, by the payload.
 
-    per_gb: CPU seconds for 10^9 bytes of payload received (and passed on). per_cpu_second: MB (10^6 bytes) of it for a
-    CPU second. share: of a core that 1 Gbit/s takes, from that cost. busy: of a core that was really in use meanwhile.
+    per_gb: CPU seconds for 10^9 bytes of payload received (and passed on); of the runs the least and the most, too.
+    per_cpu_second: MB (10^6 bytes) of it for a CPU second. share: of a core that 1 Gbit/s takes, from that cost. busy:
+    of a core that was really in use meanwhile.
     """
 
     contender: str
@@ -64,8 +67,12 @@ class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     piece_bytes: int
     runs: int
     seconds: float
+    seconds_least: float
+    seconds_most: float
     through: float
     per_gb: float
+    per_gb_least: float
+    per_gb_most: float
     per_cpu_second: float
     share: float
     busy: float
@@ -103,6 +110,20 @@ def times_cheaper(passages: Sequence[Passage], p2psync: str, baseline: str) -> f
     return median(pairs) if pairs else None
 
 
+def figures(report: RelayReport) -> list[Figure]:
+    """Returns the figures of a report, of the runs that came to an end."""
+    found: list[Figure] = []
+    for (rate, size), passages in kinds(report.passages).items():
+        for contender in dict.fromkeys(run.contender for run in passages):
+            runs = [run for run in passages if run.contender == contender and not run.trouble]
+            links = f"{rate:g} Mbit/s" if rate else "no limit"
+            subject = f"{contender}, {size / (1 << 20):.4g} MiB, {links}"
+            per_gb = [run.cpu_seconds / run.gigabytes for run in runs]
+            found += summarize(subject, "processor time for a GB", "s", per_gb)
+            found += summarize(subject, "until all have it", "s", [run.seconds for run in runs])
+    return found
+
+
 def _line(runs: Sequence[Passage]) -> RelayLine:
     def middle(figure: Callable[[Passage], float]) -> float:
         return median(figure(run) for run in runs)
@@ -116,8 +137,12 @@ def _line(runs: Sequence[Passage]) -> RelayLine:
         piece_bytes=first.piece_bytes,
         runs=len(runs),
         seconds=middle(lambda run: run.seconds),
+        seconds_least=min(run.seconds for run in runs),
+        seconds_most=max(run.seconds for run in runs),
         through=middle(lambda run: 8e-6 * run.payload_bytes / run.seconds),
         per_gb=per_byte * 1e9,
+        per_gb_least=min(run.cpu_seconds / run.gigabytes for run in runs),
+        per_gb_most=max(run.cpu_seconds / run.gigabytes for run in runs),
         per_cpu_second=1e-6 / per_byte if per_byte else 0.0,
         share=per_byte * GIGABIT,
         busy=middle(lambda run: run.cpu_seconds / run.seconds),

@@ -55,10 +55,10 @@ def _table(title: str, found: list[RelayLine]) -> Table:
         table.add_row(
             line.contender,
             str(line.runs),
-            f"{line.per_gb:.2f}",
+            f"{line.per_gb:.2f} ({line.per_gb_least:.2f} – {line.per_gb_most:.2f})",
             f"{line.per_cpu_second:.0f}",
             f"{line.share:.2f}",
-            f"{line.seconds:.2f}",
+            f"{line.seconds:.2f} ({line.seconds_least:.2f} – {line.seconds_most:.2f})",
             f"{line.through:.0f}",
             f"{line.busy:.2f}",
             f"{line.waste:.3f}",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
 from p2psync.bench.rl.scale import FREE, FULL_WAYS, P2PSYNC
+from p2psync.bench.summary import Figure, summarize
 
 
 class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +130,25 @@ def lines(runs: Sequence[LoopRun]) -> list[LoopLine]:
         times = mine / full if mine is not None and full and not whole else None
         to_ideal = mine / ideal if mine is not None and ideal and not whole else None
         found.append(LoopLine(run=run, lost=lost, times=times, to_ideal=to_ideal))
+    return found
+
+
+def figures(report: RlReport) -> list[Figure]:
+    """Returns the figures of a report. A loop runs once: its repeats are its steps."""
+    found: list[Figure] = []
+    for line in lines(report.runs):
+        run = line.run
+        if run.trouble:
+            continue
+        subject = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s)"
+        ends = [step.published for step in run.steps][-run.counted - 1 :]
+        found += summarize(subject, "tokens", "1/s", [run.tokens_per_second])
+        found += summarize(subject, "step", "s", [(b - a) * report.faster for a, b in pairwise(ends)])
+        found += summarize(subject, "until live everywhere", "s", [spread * report.faster for spread in run.spread])
+        for way in msgspec.structs.fields(Idle):
+            found += summarize(subject, f"idle: {way.name}", "of the time", [getattr(run.idle, way.name)])
+        found += summarize(subject, "to the fastest full broadcast", "", [line.times])
+        found += summarize(subject, "to the ideal full broadcast", "", [line.to_ideal])
     return found
 
 

@@ -7,6 +7,8 @@ from statistics import median
 
 import msgspec
 
+from p2psync.bench.summary import Figure, summarize
+
 #: What TCP and IP headers add to a payload at full packets.
 HEADERS = 1.04
 
@@ -127,6 +129,20 @@ def _line(contender: str, cold: bool, fault: str, runs: Sequence[RaceRun]) -> Sw
         cpu_seconds=median(run.cpu_seconds for run in runs),
         replanned=_median(runs, lambda run: run.replanned),
     )
+
+
+def figures(report: SwarmReport) -> list[Figure]:
+    """Returns the figures of a report, of the runs that came to an end."""
+    found: list[Figure] = []
+    for line in lines(report.runs):
+        key = (line.contender, line.cold, line.fault)
+        runs = [run for run in report.runs if (run.contender, run.cold, run.fault) == key and run.seconds is not None]
+        subject = ", ".join(filter(None, (line.contender, "cold" if line.cold else "", line.fault)))
+        found += summarize(subject, "until all have it", "s", [run.seconds for run in runs])
+        found += summarize(subject, "to the floor", "", [run.ratio for run in runs])
+        found += summarize(subject, "copies from the trainer", "", [run.trainer_copies for run in runs])
+        found += summarize(subject, "processor time of all hosts", "s", [run.cpu_seconds for run in runs])
+    return found
 
 
 def _median(runs: Sequence[RaceRun], figure: Callable[[RaceRun], float | None]) -> float | None:

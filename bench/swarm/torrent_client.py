@@ -52,7 +52,7 @@ def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
         "unchoke_slots_limit": -1,
         "connection_speed": 500,
         "torrent_connect_boost": 100,
-        # Two peers that request nothing stay connected until the start.
+        # Two peers that request nothing yet stay connected.
         "close_redundant_connections": options.cold,
         "min_reconnect_time": 1,
         "max_failcount": 100,
@@ -63,11 +63,10 @@ def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
     }
 
 
-def _start_when_told(session: Any, handle: Any, lt: Any) -> None:
+def _start_when_told(handle: Any, lt: Any) -> None:
     """Waits for a line, then requests pieces."""
     sys.stdin.readline()
     handle.unset_flags(lt.torrent_flags.upload_mode)
-    session.apply_settings({"close_redundant_connections": True})
 
 
 def main(options: TorrentOptions) -> None:
@@ -93,7 +92,7 @@ def main(options: TorrentOptions) -> None:
         address, port = peer.split(":")
         handle.connect_peer((address, int(port)))
     if waits:
-        threading.Thread(target=_start_when_told, args=(session, handle, lt), daemon=True).start()
+        threading.Thread(target=_start_when_told, args=(handle, lt), daemon=True).start()
     peers = -1
     while True:
         session.wait_for_alert(1000 if peers == len(options.peers) else 50)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
@@ -30,6 +31,7 @@ def relay(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 8 MiB, no limit, one round.")] = False,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """CPU time of a relay that receives everything once and passes it on, beside aria2 and libtorrent.
 
@@ -38,6 +40,7 @@ def relay(
     """
 
     from p2psync.bench.relay.bench import BASELINES, RelayBench, RelayOptions, quick_options
+    from p2psync.bench.relay.report import figures
     from p2psync.bench.relay.tables import print_relay_report
     from p2psync.bench.swarm.contenders import P2PSYNC
     from p2psync.topology.emulator import why_not
@@ -65,5 +68,4 @@ def relay(
     end_as_interrupted()
     report = RelayBench(quick_options(options) if quick else options, tell).run()
     print_relay_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("relay", report, figures(report), json, csv)

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.errors import P2PSyncError, UsageError
 
@@ -51,6 +52,7 @@ def rl(
     quick: Annotated[bool, typer.Option("--quick", help="Short form: one region, 8 MB, 5 steps.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like rl.png.")] = None,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """Tokens/s of a reinforcement-learning loop over a WAN, beside a sync at no cost and beside full broadcast.
 
@@ -101,13 +103,13 @@ def rl(
         raise P2PSyncError(reason)
 
     from p2psync.bench.rl.bench import RlBench
+    from p2psync.bench.rl.report import figures
     from p2psync.bench.rl.tables import print_rl_report
 
     end_as_interrupted()
     report = RlBench(quick_options(options) if quick else options, tell).run()
     print_rl_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("rl", report, figures(report), json, csv)
     if plot is not None:
         from p2psync.bench.rl.plot import plot_rl_report
 

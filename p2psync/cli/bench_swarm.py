@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
@@ -56,6 +57,7 @@ def swarm(
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like swarm.png.")] = None,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """Seconds until the last of all hosts has everything, beside aria2, libtorrent, a star of rsync and the bound.
 
@@ -65,6 +67,7 @@ def swarm(
 
     from p2psync.bench.swarm.contenders import BASELINES, P2PSYNC
     from p2psync.bench.swarm.race import Race, RaceOptions, quick_options
+    from p2psync.bench.swarm.report import figures
     from p2psync.bench.swarm.tables import print_swarm_report
     from p2psync.topology.emulator import why_not
     from p2psync.topology.model import load
@@ -102,8 +105,7 @@ def swarm(
     end_as_interrupted()
     report = Race(name, topology, options, tell).run()
     print_swarm_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("swarm", report, figures(report), json, csv)
     if plot is not None:
         from p2psync.bench.swarm.plot import plot_swarm_report
 

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from p2psync.bench import patchers
+from p2psync.bench import codec, patchers
+from p2psync.bench.baselines import BASELINES
 from p2psync.bench.codec import BASELINE_NAMES, CodecOptions, drawn, measure_delta, run_codec_bench
 from p2psync.bench.deltas import ModelDelta
 from p2psync.bench.plot import plot_codec_report
@@ -138,6 +139,21 @@ def test_a_model_that_lies_in_caches_is_not_timed():
     out = io.StringIO()
     print_codec_report(report, Console(file=out, width=150))
     assert "p2psync tight" in out.getvalue() and "read both copies" not in out.getvalue()
+
+
+def test_only_formats_written_here_from_descriptions_are_said_to_be_rebuilt(report, short_form):
+    for delta in report.deltas:
+        rebuilt = {size.name for size in delta.formats if size.rebuilt}
+        assert rebuilt == {baseline.name for baseline in BASELINES}
+    assert "rebuilt here from their published descriptions" in short_form[0]
+
+
+def test_a_dense_delta_is_drawn_of_a_smaller_model(monkeypatch):
+    monkeypatch.setattr(codec, "DENSE_BYTES", 2 << 20)
+    sizes = {delta.asked_density: delta for delta in drawn(8 << 20, [0.01, 0.5], 1, silent)}
+    assert sizes[0.5].model_bytes < 3 << 20 < sizes[0.01].model_bytes
+    changed = sum(np.count_nonzero(old != new) for old, new in zip(sizes[0.5].olds, sizes[0.5].news, strict=True))
+    assert 0.4 < changed / sizes[0.5].units < 0.6
 
 
 @pytest.mark.parametrize(
