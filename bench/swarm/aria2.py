@@ -20,7 +20,6 @@ from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
-from p2psync.topology.network import from_topology
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
 _SETTINGS = (
@@ -130,21 +129,18 @@ class Aria2(Trial):
         """Unless cold, all are connected with all others that can reach them."""
         if self._cold:
             return
-        network = from_topology(self.track.topology)
-        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        end, can = self.connect_until(deadline), self.connectable()
         for host in self.track.receivers:
-            while sum(int(one["connections"]) for one in self._ask(host, "aria2.tellActive")) < can[host]:
-                if time.monotonic() > deadline:
-                    raise P2PSyncError(f"aria2c on {host} is not connected with all others in time")
+            while time.monotonic() < end and self._connections(host) < can[host]:
                 time.sleep(0.05)
 
-    def _ask(self, host: str, method: str) -> list[dict[str, str]]:
+    def _connections(self, host: str) -> int:
+        """With how many peers a client is connected."""
         call = self._calls[host]
-        call.sendall(_request(method))
+        call.sendall(_request("aria2.tellActive"))
         answer = HTTPResponse(call)
         answer.begin()
-        found: list[dict[str, str]] = json.loads(answer.read())["result"]
-        return found
+        return sum(int(download["connections"]) for download in json.loads(answer.read())["result"])
 
     def _call(self, host: str, deadline: float) -> socket.socket:
         """A connection to a client's control port, once it has one."""

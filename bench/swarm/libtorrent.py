@@ -16,7 +16,6 @@ from p2psync.bench.swarm import torrent_client
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.bench.swarm.trial import SETTLE, Trial
-from p2psync.topology.network import from_topology
 
 _PORT = 6881
 
@@ -77,11 +76,11 @@ class Libtorrent(Trial):
         """Unless cold, all are connected with all others that can reach them."""
         if self._cold:
             return
-        network = from_topology(self.track.topology)
-        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        end, can = self.connect_until(deadline), self.connectable()
         for host in self.track.receivers:
-            while self._clients[host].wait_for("peers", deadline)["peers"] < can[host]:
-                pass
+            peers = 0
+            while peers < can[host] and (said := self._clients[host].next(end)) is not None:
+                peers = said.get("peers", peers)
 
     def _client(self, host: str, folder: Path, seeds: bool) -> Child:
         network = self.track.network

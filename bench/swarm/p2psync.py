@@ -14,7 +14,6 @@ from p2psync.bench.swarm.processes import PYTHON, Child
 from p2psync.bench.swarm.trial import Trial, sha256
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
-from p2psync.topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
 #: A plan that has not changed for so long (seconds) is taken for settled: paths that are measured late change it late.
@@ -190,8 +189,7 @@ class P2PSync(Trial):
 
     def _until_connected(self, deadline: float) -> None:
         """Everyone has every peer that it can have."""
-        network = from_topology(self.track.topology)
-        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        can = self.connectable()
         while True:
             self._listen()
             if all(self._peers.get(host, 0) >= can[host] for host in self._receivers):

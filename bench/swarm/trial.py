@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from pathlib import Path
 from p2psync.bench.swarm.processes import Child, Children
 from p2psync.topology.emulator import Network
 from p2psync.topology.model import Topology
+from p2psync.topology.network import from_topology
 
 #: Seconds from when a torrent's processes are up to the start.
 SETTLE = 2.0
+#: Seconds in which a torrent's processes may connect before a warm run, at least.
+CONNECT = 15.0
 #: Random bytes that are drawn at a time: 256 MiB are more than `random` can count.
 _AT_ONCE = 1 << 24
 
@@ -114,6 +118,15 @@ class Trial(ABC):
     def plan_rate(self, at: float) -> float | None:
         """Mbit/s of the plan that was followed at this moment; None: there was none."""
         return None
+
+    def connectable(self) -> dict[str, int]:
+        """With how many others each host can be connected."""
+        network = from_topology(self.track.topology)
+        return dict(zip(network.names, map(int, network.connections().sum(axis=0)), strict=True))
+
+    def connect_until(self, deadline: float) -> float:
+        """When a torrent's processes are waited for no longer, whoever is not connected by then."""
+        return min(deadline, time.monotonic() + max(CONNECT, self.track.settle))
 
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""
