@@ -1,4 +1,5 @@
-"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, rivals and reading.
+"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, other formats and
+reading.
 
 Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
 two readings of both copies and reported as a ratio to them; what is shown are medians. Nothing here asserts a time.
@@ -102,7 +103,7 @@ def run_codec_bench(
 
 
 def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) -> DeltaReport:
-    """Sizes of all profiles and rivals, bounds, and the speed of `options.profiles`."""
+    """Returns sizes of all profiles and baselines, bounds, and the speed of `options.profiles`."""
     progress(f"{delta.name}: bounds")
     bounds = measure_bounds(list(zip(delta.olds, delta.news, strict=True)), delta.history, delta.step or 0)
     formats, skipped = _baseline_sizes(delta, options, progress)

@@ -25,7 +25,7 @@ from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
 
 
 class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the node is, whom it dials, and how. peers: all others; those with a smaller name dial."""
+    """The node, its peers, and how it connects. peers: all others; of two nodes the one of the smaller name dials."""
 
     info: NodeInfo
     peers: list[NodeInfo]

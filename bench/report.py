@@ -93,8 +93,8 @@ def figures(report: CodecReport) -> list[Figure]:
         for size in delta.formats:
             found += summarize(f"{delta.name}, {size.name}", "size", "bits per changed unit", [size.bits])
         for bound in ("independent", "exponent", "history"):
-            told = getattr(delta.bounds, bound)
-            bits = [] if told is None else [told.bits]
+            known = getattr(delta.bounds, bound)
+            bits = [] if known is None else [known.bits]
             found += summarize(f"{delta.name}, bound: {bound}", "size", "bits per changed unit", bits)
         for speed in delta.speeds:
             subject = f"{delta.name}, {speed.profile}, {speed.threads} core(s)"

@@ -112,12 +112,12 @@ def _speeds(speeds: list[Speed]) -> Table:
 
 
 def _memory(speeds: list[Speed]) -> str:
-    told = [
+    extras = [
         f"{speed.profile} {_megabytes(speed.encode_extra_bytes)} and {_megabytes(speed.decode_extra_bytes)}"
         for speed in speeds
         if speed.threads == 1
     ]
-    return f"memory beyond both copies, encoding (chunks kept) and decoding: {', '.join(told)}"
+    return f"memory beyond both copies, encoding (chunks kept) and decoding: {', '.join(extras)}"
 
 
 #: Bytes of a model from which on its speeds are those of memory.

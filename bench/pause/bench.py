@@ -1,7 +1,7 @@
 """Commits into a real vLLM engine under load, and in the same worker what they are compared with.
 
 A trainer publishes two versions in turn, over the swarm; the engine is conducted as in production. After each commit
-the engine is stopped once more, and the rivals write the same elements of the same parameters.
+the engine is stopped once more, and the baselines write the same elements of the same parameters.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from p2psync.bench.pause.report import PauseReport, ShareReport
 
 
 def print_pause_report(report: PauseReport, console: Console) -> None:
-    """A table for each share, and what it says."""
+    """Prints a table for each share, and how the pause compares with the baselines."""
     for share in report.shares:
         console.print(_table(report, share))
         for line in _lines(share):
@@ -27,7 +27,7 @@ def _table(report: PauseReport, share: ShareReport) -> Table:
         table.add_column(column, justify="right")
     for times in share.times:
         ratio = share.ratio(times.name, "scatter")
-        told = f"{ratio:.2f}" if ratio is not None else ""
+        compared = f"{ratio:.2f}" if ratio is not None else ""
         table.add_row(
             times.title,
             f"{times.elements:,}",
@@ -35,7 +35,7 @@ def _table(report: PauseReport, share: ShareReport) -> Table:
             f"{1e3 * min(times.runs):.2f} – {1e3 * times.p99:.2f}",
             f"{1e9 * times.p50 / max(1, times.elements):.1f}",
             str(len(times.runs)),
-            told,
+            compared,
         )
     return table
 

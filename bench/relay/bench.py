@@ -31,7 +31,7 @@ from p2psync.topology.model import MAX_RATE
 BASELINES = ("aria2", "libtorrent")
 #: How long processes may take to start and to find each other (seconds).
 READY = 60.0
-#: How often it is looked whether all is there; nobody's CPU time but the bench's own.
+#: Seconds between two looks whether all is there, which cost CPU time of the bench's own process.
 _GLANCE = 0.002
 
 
@@ -53,7 +53,7 @@ class RelayOptions:
 
 @dataclass
 class RelayBench:
-    """One bench; `run` may be called once. progress: told a line now and then."""
+    """One bench; `run` may be called once. progress: gets a line now and then."""
 
     options: RelayOptions
     progress: Callable[[str], None] = lambda line: None

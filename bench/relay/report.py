@@ -99,8 +99,8 @@ def lines(passages: Iterable[Passage]) -> list[RelayLine]:
 
 
 def times_cheaper(passages: Sequence[Passage], p2psync: str, baseline: str) -> float | None:
-    """How many times the CPU time a rival takes for the same bytes: the median over rounds in which both came to an
-    end, so that what disturbs a round disturbs both. None where there is no such round."""
+    """Returns how many times the CPU time a baseline takes for the same bytes: the median over rounds in which both
+    came to an end, so that what disturbs a round disturbs both. None where there is no such round."""
     costs = {(run.contender, run.round): run.cpu_seconds for run in passages if not run.trouble}
     pairs = [
         costs[baseline, round] / cost

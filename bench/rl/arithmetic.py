@@ -91,7 +91,7 @@ def measure_machine(elements: int, density: float) -> MachineSpeed:
 
 
 def meter_staging(engine: Any, spend: Callable[[float], None]) -> None:
-    """Has `spend` told the processor seconds of each call of a `ModuleEngine` that stages chunks or prepares a commit.
+    """Calls `spend` with the processor seconds of each call that stages chunks in a `ModuleEngine`, or commits them.
 
     They are those of the calling thread: `limit_threads(1)` keeps the codec in it.
     """

@@ -32,13 +32,13 @@ _HUB_PORT, _PORT = 7070, 7071
 _READY, _END = 300.0, 60.0
 #: Members have measured what they must once all uplinks together carry no more than this share for so many seconds.
 _QUIET_SHARE, _QUIET_SECONDS = 0.03, 5
-#: Of the trainers of these runs, which nobody else trusts.
+#: The signing key of these runs' trainers, which only their actors trust.
 _KEY = bytes(range(32))
 
 
 @dataclass
 class RlBench:
-    """One bench; `run` may be called once. progress: told a line now and then."""
+    """One bench; `run` may be called once. progress: gets a line now and then."""
 
     options: LoopOptions
     progress: Callable[[str], None] = lambda line: None
@@ -167,7 +167,7 @@ class _Loop:
         return sum(counter.bytes for name, counter in links.items() if name.endswith(" up"))
 
     def _steps(self, trainer: Child, deadline: float) -> tuple[list[learner.LearnerStep], list[int]]:
-        """What the trainer says of each step, and the bytes that had left it by then."""
+        """Returns the trainer's record of each step, and the bytes that had left it by then."""
         steps, uplink = [], []
         for _ in range(self._options.steps_of(self._run.way)):
             said = msgspec.convert(trainer.wait_for("step", deadline), learner.LearnerStep, strict=False)
@@ -205,7 +205,7 @@ class _Loop:
     def _actor(self, host: str, hub: str) -> Child:
         options, speed = self._options, self._speed
         burnt = options.burnt_share(len(self._hosts), len(os.sched_getaffinity(0)))
-        # Who broadcasts whole versions may load them beside the live ones, on processors that generate nothing.
+        # A full broadcast may load versions beside the live one, on processors that generate nothing.
         charged = 0.0 if self._run.way in FULL_WAYS else 1.0
         beyond = charged * max(0.0, options.shrunk / options.faster - 1)
         task = generator.GeneratorTask(

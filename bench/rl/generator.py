@@ -11,7 +11,7 @@ the writes of a pause would take of the machine that the actor stands for, of a 
 An answer counts as made under the version that it was begun with. No prompt of a step is begun under a version that
 would lie more than `staleness` behind the policy that is to learn from it.
 
-It says `{"up": true}`, and what `ActorResult` names once it is told `stop`.
+It writes `{"up": true}`, and an `ActorResult` once it reads `stop`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Generator:
         self._notes: list[SlotTimes] = []
 
     def run(self) -> None:
-        """Until it is told to stop."""
+        """Runs until it reads `stop`."""
         task = self._task
         config = ActorConfig(
             hub_url=task.hub,

@@ -1,4 +1,4 @@
-"""The full broadcast that nobody can be faster than: each copy takes the least time that any broadcast takes."""
+"""The fastest full broadcast: each copy takes the least time that any broadcast takes on that network."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The trainer of a run: a real publisher and ledger; the optimizer's steps take the time that they are told to.
+"""The trainer of a run: a real publisher and ledger; an optimizer's step takes the time that the task names.
 
     python -m p2psync.bench.rl.learner '{…}'     (see `LearnerTask`)
 
-It says, a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
+It writes a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
 each step what `LearnerStep` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
 standard input. `{"hashes": …, "skipped": N}`: N versions were never sent, for a newer one.
 """

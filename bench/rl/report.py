@@ -13,8 +13,8 @@ from p2psync.bench.summary import Figure, summarize
 
 class LoopStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the trainer. Moments are seconds of the run here, from the first step's start: work put in, all
-    answers there, learning over, version out, ledger told. live: when it was live on each actor. lags: answers by how
-    many versions they lay behind the policy that learned from them."""
+    answers there, learning over, version out, step committed to the ledger. live: when it was live on each actor. lags:
+    answers by how many versions they lay behind the policy that learned from them."""
 
     put: float
     collected: float

@@ -1,8 +1,8 @@
 """What a loop is like, and how it is brought to the size of this machine.
 
-A loop is told in the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What runs
-is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and with
-`faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, leases and the
+A loop is described by the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What
+runs is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and
+with `faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, leases and the
 writing to disk stay as they are, so they weigh that many times more than in the real loop. Staging and pauses handle a
 smaller model in a shorter loop: actors are charged for the rest (see `LoopOptions.machine_share`).
 """

@@ -49,7 +49,7 @@ class Board:
 
 
 def free_position(first: Position, version: int) -> Position:
-    """The position that a version has that nobody made. first: the real one that all begin with."""
+    """Returns the position of a version that was never made. first: the real one that all begin with."""
     if version == first.version:
         return first
     digest = hashlib.blake2b(_NUMBER.pack(version), digest_size=16).digest()

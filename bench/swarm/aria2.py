@@ -1,4 +1,4 @@
-"""aria2 in a race: one aria2c on every host, told of each other by a tracker beside the trainer.
+"""aria2 in a race: one aria2c on every host, which learn of each other from a tracker beside the trainer.
 
 Its settings are those of a fast, private network: no limits, no other ways to find peers, no encryption asked for,
 every peer allowed at once. Warm: all have the torrent and are connected; the trainer's aria2c may send a byte a second,

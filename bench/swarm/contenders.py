@@ -1,4 +1,4 @@
-"""Who may race, and what each needs."""
+"""The contenders of a race, and what each needs."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _both_ways(ends: tuple[str, str], sent: Mapping[str, int]) -> int:
 
 
 def cut_link(topology: Topology, network: Network, sent: Mapping[str, int]) -> str:
-    """Leave a tenth of the busiest link's rates, or of the busiest relay's uplink; says which."""
+    """Leaves a tenth of the busiest link's rates, or of the busiest relay's uplink; returns which."""
     ends = busiest_link(topology, sent)
     if ends is not None:
         link = next(link for link in topology.link if link.between == ends)

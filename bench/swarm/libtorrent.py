@@ -1,4 +1,4 @@
-"""libtorrent in a race: a session on every host, each told the addresses of all others.
+"""libtorrent in a race: a session on every host, each with the addresses of all others.
 
 Warm: all have the torrent and are connected with each other; the receivers are in upload mode, in which they request
 nothing, and leave it at the start. Cold: all run and listen; the trainer's seeds, the others are given the torrent at

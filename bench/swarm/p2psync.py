@@ -20,7 +20,7 @@ HUB_PORT, PORT = 7070, 7071
 QUIET = 20.0
 #: What a delta before the one that is timed carries of it.
 _FIRST_DELTA_SHARE = 0.25
-#: Of the trainers of races, which nobody else trusts.
+#: The signing key of races' trainers, which only their receivers trust.
 _KEY = bytes(range(32))
 
 
@@ -29,7 +29,7 @@ class P2PSync(Trial):
     with their nodes not started; the trainer's has the version in its store.
 
     The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
-    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is told beside it."""
+    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported beside it."""
 
     _published: publisher.PublishedVersion | None = None
     _called = 0.0
@@ -38,7 +38,7 @@ class P2PSync(Trial):
         """See `Trial`."""
         self._cold = cold
         self._receivers: dict[str, Child] = {}
-        #: By version: who has it, and since when.
+        #: By version: the hosts that have it, each with the moment since when.
         self._at: dict[int, dict[str, float]] = {}
         self._peers: dict[str, int] = {}
         #: Each plan that the trainer has followed: when it did first, and its rate (Mbit/s).
@@ -151,7 +151,7 @@ class P2PSync(Trial):
         )
 
     def _lead_to_hub(self) -> None:
-        """Those who cannot reach the trainer reach its hub where all meet."""
+        """Makes the trainer's hub reachable at the host that all can reach."""
         address = self.track.network.address
         met_at, trainer = self.track.met_at, self.track.trainer
         ends = (address(met_at), str(HUB_PORT), address(trainer), str(HUB_PORT))

@@ -1,9 +1,9 @@
-"""A trainer in a race: the real node, which publishes drawn weights when it is told to.
+"""A trainer in a race: the real node, which publishes drawn weights on command.
 
     python -m p2psync.bench.swarm.publisher '{…}'     (see `PublisherOptions`)
 
-It says, a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what
-`PublishedVersion` names. It is told, a line each: `base N` (publish N random bytes: an anchor), `delta N` (change so
+It writes a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what
+`PublishedVersion` names. It reads a command a line: `base N` (publish N random bytes: an anchor), `delta N` (change so
 much of it that about N bytes are published).
 """
 
@@ -36,8 +36,8 @@ _GLANCE = 0.1
 
 
 class PublisherOptions(msgspec.Struct, frozen=True):
-    """key: 32 bytes in hex. address: of this host. cold: say `{"loaded": true}` and wait for a line before the node
-    starts."""
+    """key: 32 bytes in hex. address: of this host. cold: the process writes `{"loaded": true}` and waits for a line
+    before the node starts."""
 
     store: str
     address: str
@@ -150,12 +150,12 @@ class RacePublisher:
 
     async def _tell_plans(self) -> None:
         """Say which plan the node follows, whenever it is another one."""
-        told = 0
+        revision = 0
         while True:
             plan = self._node.runner.core.plan
-            if plan is not None and plan.revision != told:
-                told = plan.revision
-                write_line({"plan": told, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
+            if plan is not None and plan.revision != revision:
+                revision = plan.revision
+                write_line({"plan": revision, "rate": sum(place.rate for place in plan.places), "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:
@@ -164,9 +164,9 @@ class RacePublisher:
 
     async def _delta(self, nbytes: int) -> None:
         moved = self._weights.change(count_for(nbytes / self._factor, self._weights.count))
-        told = await self._publish()
-        self._factor = told.payload_bytes / least_bytes(moved, self._weights.count)
-        write_line(told)
+        made = await self._publish()
+        self._factor = made.payload_bytes / least_bytes(moved, self._weights.count)
+        write_line(made)
 
     async def _publish(self) -> PublishedVersion:
         called = time.monotonic()

@@ -61,7 +61,7 @@ class RaceOptions:
 
 @dataclass
 class Race:
-    """One race; `run` may be called once. progress: told a line now and then."""
+    """One race; `run` may be called once. progress: gets a line now and then."""
 
     name: str
     topology: Topology
@@ -134,7 +134,7 @@ class Race:
         )
 
     def _faults(self, track: Track) -> None:
-        """Ours with each fault, at the time that the runs without one tell."""
+        """Runs p2psync with each fault, at a share of the time that runs without one take."""
         whole = sorted(run.seconds for run in self.runs if run.contender == P2PSYNC and not run.cold and run.seconds)
         if not whole:
             return
@@ -178,7 +178,7 @@ class _Timing:
         self._struck_at = 0.0
 
     def run(self) -> RaceRun:
-        """Whatever goes wrong is told in the figures."""
+        """Returns the figures, which name whatever went wrong."""
         trial, trouble = self._trial, ""
         begin, cpu = time.monotonic(), 0.0
         fault = ""
@@ -194,7 +194,7 @@ class _Timing:
 
     def _go(self) -> float:
         """Let it go, and note what links had carried when it did: not before, for p2psync seals for seconds, in which
-        its nodes may still measure the links; nor when that is told here, for then chunks are on their way."""
+        its nodes may still measure the links; nor when this process learns of it, for then chunks are on their way."""
         seen, over = [(0.0, self._sent())], threading.Event()
 
         def look() -> None:

@@ -1,8 +1,8 @@
-"""A receiver in a race: the relay's daemon, which also says when it has something.
+"""A receiver in a race: the relay's daemon, which also reports what it has.
 
     python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 
-It says, a JSON object a line: `{"loaded": true}` before it starts (`cold`: for which it waits for a line); `{"peers":
+It writes a JSON object a line: `{"loaded": true}` before it starts (`cold`: for which it waits for a line); `{"peers":
 N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
 version, verified, and the position is noted. It ends with its standard input.
 """

@@ -41,7 +41,7 @@ def print_swarm_report(report: SwarmReport, console: Console | None = None) -> N
 
 def comparisons(found: list[SwarmLine]) -> list[str]:
     """Returns a line for each other contender; of one client's two options the better one counts."""
-    told = []
+    found_lines = []
     for cold in (False, True):
         ratios = {
             name: ratio
@@ -51,11 +51,11 @@ def comparisons(found: list[SwarmLine]) -> list[str]:
         if LIBTORRENT in ratios and SUPER in ratios:
             worse = max(LIBTORRENT, SUPER, key=lambda name: ratios[name])
             del ratios[worse]
-        told += [
+        found_lines += [
             f"{name} takes {ratio:.2f} times as long as {P2PSYNC}{', cold' if cold else ''}"
             for name, ratio in ratios.items()
         ]
-    return told
+    return found_lines
 
 
 def longer_times(report: SwarmReport) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
     python -m p2psync.bench.swarm.torrent_client '{…}'     (see `TorrentOptions`)
 
-It says `{"listening": PORT}`, and `{"finished": T}` once the last piece is there and its hash was right. It adds the
-torrent when it is told a line, or at once.
+It writes `{"listening": PORT}`, `{"peers": N}` whenever it has more or fewer connections, and `{"finished": T}` once
+the last piece is there and its hash was right. A line on its standard input starts the download.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from p2psync.bench.swarm.jsonl import write_line
 
 
 class TorrentOptions(msgspec.Struct, frozen=True):
-    """address, port: where to listen. folder: where the file is, or will be. seed: it is there. cold: a receiver knows
-    the torrent once it is told a line; else it knows it at once, and requests nothing before. peers: address:port of
-    all others."""
+    """address, port: where to listen. folder: where the file is, or will be. seed: it is there. cold: a receiver adds
+    the torrent when it reads a line; else it adds it at once, and requests nothing before that line. peers:
+    address:port of all others."""
 
     address: str
     port: int

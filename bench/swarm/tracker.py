@@ -1,4 +1,4 @@
-"""A tracker that knows from the start who takes part, and tells everyone of all the others.
+"""A tracker that knows all peers from the start, and names to each all the others.
 
 python -m p2psync.bench.swarm.tracker ADDRESS PORT PEER …     (PEER: address:port)
 """
@@ -16,7 +16,7 @@ _INTERVAL = 2
 
 
 def answer(asker: str, peers: list[str]) -> bytes:
-    """What an announcement from the address `asker` is told."""
+    """Returns the answer to an announcement from the address `asker`."""
     compact = b""
     for peer in peers:
         address, port = peer.split(":")

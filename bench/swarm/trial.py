@@ -28,9 +28,9 @@ class Track:
     """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
-    torrents' pieces. settle: seconds that ours is given to measure the network and plan, at most; a torrent's processes
-    get `SETTLE` of them. congestion: TCP's, of all hosts. meeting: the host that all can reach, where those who keep
-    the others together (a tracker, the way to the hub) are; "": the trainer.
+    torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
+    may connect; those then rest for `SETTLE` seconds. congestion: TCP's, of all hosts. meeting: the host that all can
+    reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
     """
 
     topology: Topology
@@ -71,7 +71,7 @@ class Trial(ABC):
         self.number = number
         #: Bytes that were carried, once that is known.
         self.payload_bytes = track.payload_bytes
-        #: Bytes that are verified and passed on at a time; of ours on average, once that is known.
+        #: Bytes that are verified and passed on at a time; p2psync: on average, once that is known.
         self.piece_bytes = track.piece
         #: Receivers that have everything, each with the moment.
         self.done: dict[str, float] = {}
