@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
 from p2psync.bench.rl.broadcast import FinishingBroadcast
-from p2psync.bench.rl.scale import FIFO, FREE, FULL_WAYS, STRICT
+from p2psync.bench.rl.scale import FIFO, FREE, FULL_WAYS, SPARSE, STRICT
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
 from p2psync.bench.rl.weights import Optimizer, make_module, sha256
 from p2psync.bench.swarm.jsonl import write_line
@@ -107,7 +107,7 @@ class PacedLearner:
             self._maker = WholeMaker(store, config.store / "snapshot", key, run)
             return self._maker
 
-        waits = task.way in (FIFO, STRICT)
+        waits = task.way in (FIFO, STRICT, SPARSE)
         published = make_module(task.shapes, Path(task.masters)) if waits else self._module
         warm()
         with Publisher(
@@ -178,7 +178,8 @@ class PacedLearner:
     def _publish(self, publisher: Publisher, broadcast: FinishingBroadcast | None, version: int) -> int:
         """Publishes a version, or lets it wait; returns its bytes (of one that waits: those of the first anchor)."""
         if broadcast is not None:
-            broadcast.put(version, self._module)
+            if self._task.way != SPARSE or version % (self._task.staleness + 1) == 0:
+                broadcast.put(version, self._module)
             return self._payload_bytes
         if self._task.way != FREE:
             event = publisher.publish()

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from p2psync.bench.rl.report import P2PSYNC, LoopRun, RlReport, lines
-from p2psync.bench.rl.scale import FIFO, FREE, FULL, STRICT
+from p2psync.bench.rl.scale import FIFO, FREE, FULL, SPARSE, STRICT
 from p2psync.bench.rl.tables import NAMES
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.
-_COLOURS = {FREE: "#999999", P2PSYNC: "#D55E00", FULL: "#0072B2", FIFO: "#56B4E9", STRICT: "#009E73"}
+_COLOURS = {FREE: "#999999", P2PSYNC: "#D55E00", FULL: "#0072B2", FIFO: "#56B4E9", STRICT: "#009E73", SPARSE: "#CC79A7"}
 _INK = "#222222"
 
 

@@ -18,10 +18,10 @@ from p2psync.topology.model import Link, Region, Topology
 
 #: The model whose loop this is: bytes of its bf16 weights.
 REAL_BYTES = 16e9
-FREE, P2PSYNC, FULL, FIFO, STRICT = "free", "p2psync", "full", "full-fifo", "full-strict"
+FREE, P2PSYNC, FULL, FIFO, STRICT, SPARSE = "free", "p2psync", "full", "full-fifo", "full-strict", "full-sparse"
 #: Full broadcasts: a newer version takes the place of one under way; each version finishes and the newest waiting one
-#: is next; each finishes and the oldest waiting one is next.
-FULL_WAYS = (FULL, FIFO, STRICT)
+#: is next; each finishes and the oldest waiting one is next; as few are sent as staleness allows, and each finishes.
+FULL_WAYS = (FULL, FIFO, STRICT, SPARSE)
 WAYS = (FREE, P2PSYNC, *FULL_WAYS)
 #: Of this machine's cores, what all actors' generation together takes at most. The rest is for what is measured.
 _BURNT_SHARE = 0.5
@@ -54,7 +54,7 @@ class LoopOptions:
 
     gbits: Sequence[float] = (1.0,)
     regions: Sequence[int] = (4,)
-    ways: Sequence[str] = (FREE, P2PSYNC, FULL, FIFO)
+    ways: Sequence[str] = (FREE, P2PSYNC, FULL, FIFO, SPARSE)
     actors: int = 2
     generation: float = 60.0
     learning: float = 30.0

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2psync.bench.rl.report import P2PSYNC, LoopLine, LoopRun, RlReport, lines
-from p2psync.bench.rl.scale import FIFO, FREE, FULL, STRICT
+from p2psync.bench.rl.scale import FIFO, FREE, FULL, SPARSE, STRICT
 
 NAMES = {
     FREE: "no-cost sync",
@@ -17,6 +17,7 @@ NAMES = {
     FULL: "full: replaced",
     FIFO: "full: finished",
     STRICT: "full: in order",
+    SPARSE: "full: sparse",
 }
 
 
@@ -39,12 +40,12 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
     for (regions, gbit), found in groupby(lines(report.runs), lambda line: (line.run.regions, line.run.gbit)):
         console.print(_table(f"{regions} region(s), links of {gbit:g} Gbit/s", list(found), report))
     console.print(
-        "full: a newer version takes the place of one under way, or each finishes before the next; lost: to the "
-        "no-cost sync; to full: to the fastest full broadcast that ran; to ideal: to one at the bound; idle, of the "
-        "actors' time: no prompt, no version, paused for a commit, staging, and no core, which is this machine's doing;"
-        " behind: versions between an answer and the policy that learns from it, mean and most; live: until the last "
-        "actor has it, median, as in the real loop; MB: sent by the trainer, as they were here. Staging and pauses of "
-        "full broadcasts are not charged",
+        "full: a newer version takes the place of one under way (replaced), each finishes before the next, or as few "
+        "are sent as staleness allows (sparse); lost: to the no-cost sync; to full: to the fastest full broadcast that "
+        "ran; to ideal: to one at the bound; idle, of the actors' time: no prompt, no version, paused for a commit, "
+        "staging, and no core, which is this machine's doing; behind: versions between an answer and the policy that "
+        "learns from it, mean and most; live: until the last actor has it, median, as in the real loop; MB: sent by "
+        "the trainer, as they were here. Staging and pauses of full broadcasts are not charged",
         style="dim",
     )
     for text in headlines(report):

@@ -2,7 +2,8 @@
 
 free: a version is a number on a board that all processes see at once, and the ledger takes every actor to be at it.
 p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights. full-fifo and
-full-strict: so are these, and the next version is published only once every actor runs the one before.
+full-strict: so are these, and the next version is published only once every actor runs the one before. full-sparse: so,
+and of `staleness` + 1 versions one is published.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ def rl(
         str,
         typer.Option(
             help="free, p2psync, full (a newer version takes the place of one under way), full-fifo (each finishes, "
-            "the newest waiting one is next), full-strict (each finishes, in order): names with commas, or all: "
-            "full-strict only where versions can queue up (--staleness above 1)."
+            "the newest waiting one is next), full-strict (each finishes, in order), full-sparse (as few are sent as "
+            "--staleness allows): names with commas, or all, of which full-strict only with --staleness above 1, and "
+            "full-sparse above 0."
         ),
     ] = "all",
     actors: Annotated[int, typer.Option(help="Actors in each region.", min=1, max=8)] = 2,
@@ -63,10 +64,10 @@ def rl(
     made --faster: they weigh that many times more than in the real loop.
     """
 
-    from p2psync.bench.rl.scale import STRICT, WAYS, LoopOptions, quick_options
+    from p2psync.bench.rl.scale import SPARSE, STRICT, WAYS, LoopOptions, quick_options
     from p2psync.topology.emulator import why_not
 
-    everything = [way for way in WAYS if way != STRICT or staleness > 1]
+    everything = [way for way in WAYS if staleness > {STRICT: 1, SPARSE: 0}.get(way, -1)]
     chosen = everything if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
     if not chosen or set(chosen) - set(WAYS):
         raise UsageError(f"--ways {ways!r}: choose all, or of {', '.join(WAYS)}")

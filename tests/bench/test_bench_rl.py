@@ -17,7 +17,18 @@ from p2psync.bench.rl.figures import figures, idle
 from p2psync.bench.rl.generator import ActorResult, CommitRecord, SlotTimes
 from p2psync.bench.rl.learner import LearnerStep
 from p2psync.bench.rl.report import Idle, LoopRun, RlReport, lines
-from p2psync.bench.rl.scale import FIFO, FREE, FULL, P2PSYNC, LoopOptions, lengths, quick_options, shapes, topology
+from p2psync.bench.rl.scale import (
+    FIFO,
+    FREE,
+    FULL,
+    P2PSYNC,
+    SPARSE,
+    LoopOptions,
+    lengths,
+    quick_options,
+    shapes,
+    topology,
+)
 from p2psync.bench.rl.tables import print_rl_report
 from p2psync.topology.emulator import why_not
 
@@ -198,15 +209,16 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., 
 def test_a_loop_of_real_processes_learns_the_same_each_way_and_ends_with_the_published_weights() -> None:
     options = replace(quick_options(LoopOptions()), steps=4, full_steps=3, model_bytes=4_000_000)
     made = RlBench(options).run()
-    assert [run.way for run in made.runs] == [FREE, P2PSYNC, FULL, FIFO]
+    assert [run.way for run in made.runs] == [FREE, P2PSYNC, FULL, FIFO, SPARSE]
     for run in made.runs:
         assert run.trouble == ""
         assert run.other_weights == []
         assert run.staleness_most <= 1
         assert [step.tokens for step in run.steps] == [sum(lengths(options, 2, i)) for i in range(len(run.steps))]
-    free, p2psync, full, fifo = made.runs
+    free, p2psync, full, fifo, sparse = made.runs
     assert not any(step.live for step in free.steps)
     assert all(len(step.live) == 2 for step in p2psync.steps[:-1])
     assert fifo.ideal_copy_seconds > 50
+    assert sparse.steps[0].live == sparse.steps[1].live  # version 1 is never sent: 2 comes in its place
     assert 0 < p2psync.payload_bytes < 0.1 * options.model_bytes
     assert full.payload_bytes > 0.5 * options.model_bytes

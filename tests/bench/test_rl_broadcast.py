@@ -87,6 +87,12 @@ def test_an_ideal_broadcast_costs_nothing_while_a_copy_fits_beside_generation() 
     assert ideal_tokens_per_second(options, 8, 100.0) == pytest.approx(8 * 2560 * 0.6)
 
 
+def test_an_ideal_broadcast_over_slow_links_sends_every_other_version() -> None:
+    options = LoopOptions(generation=60, learning=30, staleness=1)
+    # Two steps of generation, one of learning and a copy make two steps: shorter than a copy for each.
+    assert ideal_step_seconds(options, 350.0) == pytest.approx((2 * 60 + 30 + 350) / 2)
+
+
 def test_without_staleness_an_ideal_step_is_generation_learning_and_a_copy() -> None:
     assert ideal_step_seconds(LoopOptions(staleness=0), 88.0) == pytest.approx(60 + 30 + 88)
 
