@@ -22,6 +22,7 @@ from p2psync.bench.rl.report import LoopRun, RlReport
 from p2psync.bench.rl.scale import FREE, FULL_WAYS, LoopOptions
 from p2psync.bench.rl.weights import draw_masters
 from p2psync.bench.swarm.processes import PYTHON, Child, Children
+from p2psync.bench.swarm.trial import in_turn
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
 from p2psync.topology.emulator import Emulator, Network
@@ -56,10 +57,10 @@ class RlBench:
                 for gbit in options.gbits:
                     topology = scale.topology(options, regions, gbit)
                     with Emulator(topology, congestion=options.congestion, seed=options.seed) as network:
-                        for way in options.ways:
-                            self._run(
-                                LoopRun(way=way, gbit=gbit, regions=regions, actors=0), topology, network, masters
-                            )
+                        for number in range(options.rounds):
+                            for way in in_turn(options.ways, number):
+                                run = LoopRun(way=way, round=number, gbit=gbit, regions=regions, actors=0)
+                                self._run(run, topology, network, masters)
                         late = max(late, network.counters().late_ms_p99)
         return RlReport(
             runs=self.runs,
@@ -82,7 +83,7 @@ class RlBench:
         )
 
     def _run(self, run: LoopRun, topology: Topology, network: Network, masters: Path) -> None:
-        label = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s)"
+        label = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s), round {run.round + 1}"
         self.progress(f"{label} …")
         with (
             tempfile.TemporaryDirectory(dir=masters.parent) as place,

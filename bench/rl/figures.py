@@ -35,6 +35,7 @@ def figures(
     most = len(actors) * options.speed
     return LoopRun(
         way=run.way,
+        round=run.round,
         gbit=run.gbit,
         regions=run.regions,
         actors=len(actors),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 import msgspec
 
@@ -58,6 +59,7 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     way: str
+    round: int = 0
     gbit: float
     regions: int
     actors: int
@@ -106,54 +108,79 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopLine(msgspec.Struct, frozen=True, kw_only=True):
-    """How one run compares with the others on the same network. lost: share of the cost-free sync's tokens/s that it
-    does not reach; times: its tokens/s by those of the fastest full broadcast; to_ideal: by those of a full broadcast
-    at the bound. None: there is no such run."""
+    """One way on one network, beside the others there. runs: of all rounds. run: the one in the middle.
+
+    tokens, least, most: tokens/s of the runs that came to an end, the median first; None where none did. lost: share of
+    the cost-free sync's tokens/s that it does not reach; times: its tokens/s by those of the fastest full broadcast;
+    to_ideal: by those of a full broadcast at the bound. None: there is no such run.
+    """
 
     run: LoopRun
+    runs: list[LoopRun]
+    tokens: float | None
+    least: float | None
+    most: float | None
     lost: float | None
     times: float | None
     to_ideal: float | None = None
 
 
 def lines(runs: Sequence[LoopRun]) -> list[LoopLine]:
-    """A line for each run, network by network."""
-    at = {(run.gbit, run.regions, run.way): run.tokens_per_second for run in runs if not run.trouble}
-    found = []
+    """Returns a line for each way, network by network."""
+    kinds: dict[tuple[int, float, str], list[LoopRun]] = {}
     for run in sorted(runs, key=lambda run: (run.regions, run.gbit)):
-        free = at.get((run.gbit, run.regions, FREE))
-        full = max((at.get((run.gbit, run.regions, way), 0.0) for way in FULL_WAYS), default=0.0)
-        ideal = max((other.ideal_tokens_per_second for other in runs if _same_network(other, run)), default=0.0)
-        mine = at.get((run.gbit, run.regions, run.way))
-        lost = 1 - mine / free if mine is not None and free and run.way != FREE else None
-        whole = run.way in FULL_WAYS
-        times = mine / full if mine is not None and full and not whole else None
-        to_ideal = mine / ideal if mine is not None and ideal and not whole else None
-        found.append(LoopLine(run=run, lost=lost, times=times, to_ideal=to_ideal))
-    return found
+        kinds.setdefault((run.regions, run.gbit, run.way), []).append(run)
+    ended = {
+        kind: sorted((run for run in found if not run.trouble), key=lambda run: run.tokens_per_second)
+        for kind, found in kinds.items()
+    }
+    medians = {kind: median(run.tokens_per_second for run in found) for kind, found in ended.items() if found}
+    made = []
+    for (regions, gbit, way), found in kinds.items():
+        kind = (regions, gbit, way)
+        mine, free = medians.get(kind), medians.get((regions, gbit, FREE))
+        full = max((medians.get((regions, gbit, other), 0.0) for other in FULL_WAYS), default=0.0)
+        ideal = max(run.ideal_tokens_per_second for run in runs if (run.regions, run.gbit) == (regions, gbit))
+        whole = way in FULL_WAYS
+        made.append(
+            LoopLine(
+                run=ended[kind][len(ended[kind]) // 2] if ended[kind] else found[0],
+                runs=found,
+                tokens=mine,
+                least=ended[kind][0].tokens_per_second if ended[kind] else None,
+                most=ended[kind][-1].tokens_per_second if ended[kind] else None,
+                lost=1 - mine / free if mine is not None and free and way != FREE else None,
+                times=mine / full if mine is not None and full and not whole else None,
+                to_ideal=mine / ideal if mine is not None and ideal and not whole else None,
+            )
+        )
+    return made
 
 
 def figures(report: RlReport) -> list[Figure]:
-    """Returns the figures of a report. A loop runs once: its repeats are its steps."""
+    """Returns the figures of a report, of the runs that came to an end; steps are those of all of them."""
     found: list[Figure] = []
     for line in lines(report.runs):
-        run = line.run
-        if run.trouble:
-            continue
-        subject = f"{run.way}, {run.gbit:g} Gbit/s, {run.regions} region(s)"
-        ends = [step.published for step in run.steps][-run.counted - 1 :]
-        found += summarize(subject, "tokens", "1/s", [run.tokens_per_second])
-        found += summarize(subject, "step", "s", [(b - a) * report.faster for a, b in pairwise(ends)])
-        found += summarize(subject, "until live everywhere", "s", [spread * report.faster for spread in run.spread])
+        runs = [run for run in line.runs if not run.trouble]
+        subject = f"{line.run.way}, {line.run.gbit:g} Gbit/s, {line.run.regions} region(s)"
+        steps = [seconds for run in runs for seconds in _step_seconds(run)]
+        spread = [seconds for run in runs for seconds in run.spread]
+        found += summarize(subject, "tokens", "1/s", [run.tokens_per_second for run in runs])
+        found += summarize(subject, "step", "s", [seconds * report.faster for seconds in steps])
+        found += summarize(subject, "until live everywhere", "s", [seconds * report.faster for seconds in spread])
         for way in msgspec.structs.fields(Idle):
-            found += summarize(subject, f"idle: {way.name}", "of the time", [getattr(run.idle, way.name)])
+            found += summarize(
+                subject, f"idle: {way.name}", "of the time", [getattr(run.idle, way.name) for run in runs]
+            )
         found += summarize(subject, "to the fastest full broadcast", "", [line.times])
         found += summarize(subject, "to the ideal full broadcast", "", [line.to_ideal])
     return found
 
 
-def _same_network(one: LoopRun, other: LoopRun) -> bool:
-    return (one.gbit, one.regions) == (other.gbit, other.regions)
+def _step_seconds(run: LoopRun) -> list[float]:
+    """Seconds here of each step that counts."""
+    ends = [step.published for step in run.steps][-run.counted - 1 :]
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 __all__ = ["FREE", "FULL_WAYS", "P2PSYNC", "Idle", "LoopLine", "LoopRun", "LoopStep", "RlReport", "lines"]

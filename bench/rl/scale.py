@@ -48,8 +48,8 @@ class LoopOptions:
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:
     share of the elements that a step changes. steps, full_steps: of a run, of one by full broadcast; the first `warm`
     do not count. model_bytes, faster: see above. cores: of an actor's real machine, on which generation and staging
-    compete. settle: seconds in which members may measure their links before the first step, at most. limit: seconds of
-    all steps of a run.
+    compete. rounds: of all ways, each first in its turn. settle: seconds in which members may measure their links
+    before the first step, at most. limit: seconds of all steps of a run.
     """
 
     gbits: Sequence[float] = (1.0,)
@@ -69,6 +69,7 @@ class LoopOptions:
     model_bytes: int = 64_000_000
     faster: float = 6.0
     cores: float = 4.0
+    rounds: int = 1
     congestion: str = "bbr"
     settle: float = 90.0
     limit: float = 900.0

@@ -52,7 +52,8 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
         console.print(text)
     for run in report.runs:
         for text in _remarks(run):
-            console.print(f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s): {text}", style="dim")
+            what = f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s), round {run.round + 1}"
+            console.print(f"{what}: {text}", style="dim")
     console.print(
         f"{report.cpu}, {report.cpus_allowed} core(s) for all processes and their network; 1 % of packets were over "
         f"{report.late_ms:.2g} ms late; load before {report.load_before:.1f}",
@@ -83,7 +84,7 @@ def _table(title: str, found: list[LoopLine], report: RlReport) -> Table:
         run, idle = line.run, line.run.idle
         table.add_row(
             NAMES[run.way],
-            f"{run.tokens_per_second:.0f}",
+            _tokens(line),
             _percent(line.lost),
             _times(line.times),
             _times(line.to_ideal),
@@ -137,6 +138,13 @@ def _remarks(run: LoopRun) -> list[str]:
 
 def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
+
+
+def _tokens(line: LoopLine) -> str:
+    if line.tokens is None or line.least is None or line.most is None:
+        return "–"
+    spread = f" ({line.least:.0f} – {line.most:.0f})" if len(line.runs) > 1 else ""
+    return f"{line.tokens:.0f}{spread}"
 
 
 def _times(ratio: float | None) -> str:

@@ -42,6 +42,9 @@ def rl(
     cores: Annotated[
         float, typer.Option(help="Cores of an actor's real machine, which generation and staging share.", min=0.1)
     ] = 4.0,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds; all take their turn in each, and each is first in turn.", min=1)
+    ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of a run, the first two of which do not count.", min=4)] = 12,
     full_steps: Annotated[int, typer.Option(help="The same of full broadcast, which takes long.", min=4)] = 6,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
@@ -95,6 +98,7 @@ def rl(
         model_bytes=model * 10**6,
         faster=faster,
         cores=cores,
+        rounds=rounds,
         congestion=congestion,
         settle=settle,
         limit=limit,

@@ -171,6 +171,13 @@ def test_runs_are_compared_on_their_own_network() -> None:
     assert (line.lost, line.times) == (None, None)
 
 
+def test_rounds_count_by_their_median_and_the_middle_run_is_shown() -> None:
+    runs = [ran(P2PSYNC, tokens, round=i) for i, tokens in enumerate((90, 60, 80))]
+    (mine, full) = lines([*runs, ran(FULL, 40), ran(FULL, 0, round=1, trouble="it ended")])
+    assert (mine.tokens, mine.least, mine.most, mine.run.round) == (80, 60, 90, 2)
+    assert (mine.times, full.tokens) == (2, 40)
+
+
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from p2psync.bench.rl.plot import plot_rl_report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 from p2psync.bench.rl.arithmetic import Burner, Owed, measure_machine, meter_staging  # noqa: E402
 from p2psync.bench.rl.broadcast import FinishingBroadcast, WaitingVersions  # noqa: E402
+from p2psync.bench.rl.generator import STRETCH, Generator  # noqa: E402
 from p2psync.bench.rl.ideal import copy_seconds, ideal_step_seconds, ideal_tokens_per_second  # noqa: E402
 from p2psync.bench.rl.scale import LoopOptions, topology  # noqa: E402
 from p2psync.bench.rl.ways import Board  # noqa: E402
@@ -117,6 +119,23 @@ def test_rounds_of_arithmetic_are_counted_to_the_last_part(monkeypatch: pytest.M
     for _ in range(4):
         burner.burn(2.25)
     assert sum(done) == 9
+
+
+def test_late_arithmetic_is_blamed_on_the_actors_own_threads_and_for_the_rest_on_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clocks = {"process_time": iter([1.0, 1.012]), "thread_time": iter([0.5, 0.502]), "monotonic": iter([10.05, 10.05])}
+    for name, ticks in clocks.items():
+        monkeypatch.setattr(f"p2psync.bench.rl.generator.time.{name}", lambda ticks=ticks: next(ticks))
+    monkeypatch.setattr("p2psync.bench.rl.generator.time.sleep", lambda seconds: None)
+    actor = object.__new__(Generator)
+    burnt: list[float] = []
+    actor._slots = [None, None]
+    actor._task = SimpleNamespace(speed=100.0, rounds_per_token=3.0)  # type: ignore[assignment]
+    actor._burner = SimpleNamespace(burn=burnt.append)  # type: ignore[assignment]
+    monkeypatch.setattr(Generator, "_is_making", lambda self, i, queue, position: i == 0)
+    assert actor._make_stretch(None, None, 10.02) == pytest.approx((0.01, 0.02))  # type: ignore[arg-type]
+    assert burnt == [pytest.approx(100 * STRETCH * 3)]
 
 
 def test_what_is_owed_is_paid_once_and_in_parts() -> None:
