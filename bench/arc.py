@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.bench.baselines import Changes, Rival
+from p2psync.bench.baselines import Baseline, TensorChanges
 from p2psync.bench.deltas import Bits
 from p2psync.delta.tensors import Row
 
@@ -37,7 +37,7 @@ def missing() -> str | None:
     return None
 
 
-def _encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     arc = importlib.import_module("fireworks_delta_compression")
     parts = []
     for part in changes:
@@ -74,4 +74,4 @@ def _as_tensor(bits: Bits, row: Row) -> Any:
     return torch.from_numpy(signed).view(torch.bfloat16).reshape(row.spec.shape)
 
 
-ARC = Rival("arc3", "ARC v3 (Fireworks, its own package)", _encode, _decode)
+ARC = Baseline("arc3", "ARC v3 (Fireworks, its own package)", _encode, _decode)

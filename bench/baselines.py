@@ -25,7 +25,7 @@ Bytes = NDArray[np.uint8]
 _HEAD = struct.Struct("<II")
 
 
-class Changes(NamedTuple):
+class TensorChanges(NamedTuple):
     """Changes of one tensor: rising positions (int64), old and new bits there; and old and new bits of all of it."""
 
     row: int
@@ -36,13 +36,13 @@ class Changes(NamedTuple):
     new: Bits
 
 
-class Rival(NamedTuple):
+class Baseline(NamedTuple):
     """A format. `decode` gives back (row, positions, new bits), of tensors with changes only; `base` has the old bits
     of a row."""
 
     name: str
     title: str
-    encode: Callable[[Sequence[Row], list[Changes]], bytes]
+    encode: Callable[[Sequence[Row], list[TensorChanges]], bytes]
     decode: Callable[[bytes, Sequence[Row], Callable[[int], Bits]], Iterator[tuple[int, NDArray[np.int64], Bits]]]
 
 
@@ -59,29 +59,29 @@ class Size:
         return 8 * self.payload / max(1, self.changed)
 
 
-def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[Changes]:
+def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[TensorChanges]:
     """Of each tensor in which something changed."""
     found = []
     for row, (old, new) in enumerate(zip(olds, news, strict=True)):
         where = np.flatnonzero(old != new)
         if where.size:
-            found.append(Changes(row, where, old[where], new[where], old, new))
+            found.append(TensorChanges(row, where, old[where], new[where], old, new))
     return found
 
 
-def measure_rival(rival: Rival, rows: Sequence[Row], olds: Sequence[Bits], news: Sequence[Bits]) -> Size:
+def measure_baseline(baseline: Baseline, rows: Sequence[Row], olds: Sequence[Bits], news: Sequence[Bits]) -> Size:
     """Encode, decode, compare every position and bit. Raises `AssertionError` if they differ."""
     changes = find_changes(olds, news)
-    data = rival.encode(rows, changes)
+    data = baseline.encode(rows, changes)
     seen = 0
-    for part, (row, positions, bits) in zip(changes, rival.decode(data, rows, lambda row: olds[row]), strict=True):
+    for part, (row, positions, bits) in zip(changes, baseline.decode(data, rows, lambda row: olds[row]), strict=True):
         if row != part.row or not np.array_equal(positions, part.positions) or not np.array_equal(bits, part.news):
-            raise AssertionError(f"{rival.name} did not come back as it was")
+            raise AssertionError(f"{baseline.name} did not come back as it was")
         seen += positions.size
     return Size(len(data), seen)
 
 
-def _int32_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _int32_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         out += [_HEAD.pack(part.row, part.positions.size), part.positions.astype("<u4").tobytes(), part.news.tobytes()]
@@ -95,7 +95,7 @@ def _int32_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tu
         yield row, reader.take("<u4", count).astype(np.int64), reader.take("<u2", count)
 
 
-def _leb_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _leb_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         gaps = write_leb128(np.diff(part.positions, prepend=-1) - 1)
@@ -123,7 +123,7 @@ class _CooTensor(msgspec.Struct, frozen=True):
     col_dtype: str
 
 
-def _coo_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _coo_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     header, body = [], []
     for part in changes:
         spec = rows[part.row].spec
@@ -167,7 +167,7 @@ def _narrow(values: NDArray[np.int64], least: int = 1) -> NDArray[np.unsignedint
     return values.astype(np.dtype(f"<u{width}"))
 
 
-def _xor16_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _xor16_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     heads, gaps, xors = [], [], []
     for part in changes:
         packed = _narrow(np.diff(part.positions, prepend=-1) - 1, least=2)
@@ -188,7 +188,7 @@ def _xor16_decode(
         yield row, positions, base(row)[positions] ^ reader.take("<u2", count)
 
 
-def _xor8_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _xor8_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     heads = b"".join(_HEAD.pack(part.row, part.positions.size) for part in changes)
     gaps = [write_bytes255(np.diff(part.positions, prepend=-1) - 1) for part in changes]
     xors = np.concatenate([part.olds ^ part.news for part in changes] or [np.zeros(0, np.uint16)])
@@ -212,7 +212,7 @@ def _xor8_decode(
         yield row, positions, base(row)[positions] ^ xors
 
 
-def _dense_encode(rows: Sequence[Row], changes: list[Changes]) -> bytes:
+def _dense_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         data = _zstd((part.old ^ part.new).tobytes())
@@ -232,13 +232,13 @@ def _dense_decode(
 
 
 #: In the order in which tables show them.
-RIVALS: tuple[Rival, ...] = (
-    Rival("int32", "32-bit index, value (vLLM)", _int32_encode, _int32_decode),
-    Rival("dense", "dense XOR, zstd-1 (slime, Stitch, SGLang)", _dense_encode, _dense_decode),
-    Rival("sparrow", "LEB128 gaps, values (SparrowRL)", _leb_encode, _leb_decode),
-    Rival("pulse", "row and column gaps, values, zstd-1 (PULSE)", _coo_encode, _coo_decode),
-    Rival("nemo", "16-bit gaps, XOR, zstd-1 (NeMo-RL)", _xor16_encode, _xor16_decode),
-    Rival("xor", "byte gaps, XOR planes, zstd-1 (best of its kind)", _xor8_encode, _xor8_decode),
+BASELINES: tuple[Baseline, ...] = (
+    Baseline("int32", "32-bit index, value (vLLM)", _int32_encode, _int32_decode),
+    Baseline("dense", "dense XOR, zstd-1 (slime, Stitch, SGLang)", _dense_encode, _dense_decode),
+    Baseline("sparrow", "LEB128 gaps, values (SparrowRL)", _leb_encode, _leb_decode),
+    Baseline("pulse", "row and column gaps, values, zstd-1 (PULSE)", _coo_encode, _coo_decode),
+    Baseline("nemo", "16-bit gaps, XOR, zstd-1 (NeMo-RL)", _xor16_encode, _xor16_decode),
+    Baseline("xor", "byte gaps, XOR planes, zstd-1 (best of its kind)", _xor8_encode, _xor8_decode),
 )
 
 

@@ -21,7 +21,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.bench.deltas import Bits, History
+from p2psync.bench.deltas import Bits, ModelHistory
 
 MIN_CHANGED = 256
 EXACT = 8
@@ -33,7 +33,7 @@ _NEVER = _AGE_CLASSES - 1
 _Counts = NDArray[np.int64]
 
 
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
+class EntropyBound(msgspec.Struct, frozen=True, kw_only=True):
     """Bits per changed unit."""
 
     positions: float
@@ -47,16 +47,16 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
         return self.positions + self.steps
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+class EntropyBounds(msgspec.Struct, frozen=True, kw_only=True):
     """The bounds on one delta, over all of its units."""
 
     units: int
     changed: int
-    independent: Bound
+    independent: EntropyBound
     """Nothing is known but how many units changed, and how often each step occurs."""
-    exponent: Bound
+    exponent: EntropyBound
     """The exponent of the old weight is known, too."""
-    history: Bound | None
+    history: EntropyBound | None
     """And how long ago the unit changed last (in classes), and for its step, in which direction."""
 
     @property
@@ -70,7 +70,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
         return self.exponent.bits
 
 
-def measure_bounds(pairs: Sequence[tuple[Bits, Bits]], history: History | None = None, step: int = 0) -> Bounds:
+def measure_bounds(
+    pairs: Sequence[tuple[Bits, Bits]], history: ModelHistory | None = None, step: int = 0
+) -> EntropyBounds:
     """Count all units of (old, new) pairs of flat bf16 arrays, and estimate.
 
     `history` is that of all units, pair after pair, before step number `step`.
@@ -90,7 +92,7 @@ def measure_bounds(pairs: Sequence[tuple[Bits, Bits]], history: History | None =
     by_history = None
     if history is not None:
         by_history = _bound(totals, changed, _join_exponents(steps, changed), tail_bits)
-    return Bounds(
+    return EntropyBounds(
         units=int(totals.sum()),
         changed=int(changed.sum()),
         independent=_bound(totals.sum((0, 1)), changed.sum((0, 1)), steps.sum((0, 1, 2)), tail_bits),
@@ -99,12 +101,12 @@ def measure_bounds(pairs: Sequence[tuple[Bits, Bits]], history: History | None =
     )
 
 
-def _bound(totals: _Counts, changed: _Counts, steps: _Counts, tail_bits: float) -> Bound:
+def _bound(totals: _Counts, changed: _Counts, steps: _Counts, tail_bits: float) -> EntropyBound:
     """`totals` and `changed` by context of positions; `steps` by context of steps, and symbol."""
     n = max(1, int(changed.sum()))
     totals, changed, steps = totals.reshape(-1), changed.reshape(-1), steps.reshape(-1, _SYMBOLS)
     symbols = _joined(steps)
-    return Bound(
+    return EntropyBound(
         positions=sum(map(entropy_bits, np.stack([totals - changed, changed], 1))) / n,
         steps=(sum(map(entropy_bits, symbols)) + tail_bits) / n,
         contexts=len(symbols),

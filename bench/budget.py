@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from p2psync.bench.deltas import Delta
-from p2psync.bench.timing import Work, timed
+from p2psync.bench.deltas import ModelDelta
+from p2psync.bench.timing import CodecWork, timed
 
 #: An 8B model in bf16.
 FULL_BYTES = 16_400_000_000
@@ -34,7 +34,7 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes a second read while publishing."""
 
 
-class Budget(msgspec.Struct, frozen=True, kw_only=True):
+class ModelBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Of one profile."""
 
     profile: str
@@ -46,7 +46,9 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[Stages]
 
 
-def measure_budget(delta: Delta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None]) -> Budget:
+def measure_budget(
+    delta: ModelDelta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None]
+) -> ModelBudget:
     """On one core and on all, scaled by bytes.
 
     Times of each piece of work are medians of `rounds` as shares of reading, at the best rate of reading that was seen:
@@ -63,7 +65,7 @@ def measure_budget(delta: Delta, profile: str, all_cores: int, rounds: int, prog
         if cores not in reads:
             scaled = {name: getattr(one, name) / cores for name in ("publish", "stage", "commit")}
             stages.append(_stages(cores, False, {**scaled, "first_chunk": one.first_chunk}))
-    return Budget(
+    return ModelBudget(
         profile=profile,
         delta=delta.name,
         measured_bytes=delta.model_bytes,
@@ -77,11 +79,11 @@ def _stages(cores: int, measured: bool, seconds: dict[str, float]) -> Stages:
     return Stages(cores=cores, measured=measured, bandwidth=2 * FULL_BYTES / seconds["publish"], **seconds)
 
 
-def _measure(delta: Delta, profile: str, cores: int, rounds: int) -> tuple[dict[str, float], float]:
+def _measure(delta: ModelDelta, profile: str, cores: int, rounds: int) -> tuple[dict[str, float], float]:
     """Seconds of each piece of work on this delta, and the best rate of reading, in bytes a second."""
     shares: dict[str, list[float]] = {"first_chunk": [], "publish": [], "stage": [], "commit": []}
     best = math.inf
-    with Work(delta, profile, cores) as work:
+    with CodecWork(delta, profile, cores) as work:
         work.encode()
         work.remember()
         pieces = (work.first_chunk, work.encode, work.stage, work.commit)

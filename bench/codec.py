@@ -1,4 +1,5 @@
-"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, rivals and reading.
+"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, other formats and
+reading.
 
 Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
 two readings of both copies and reported as a ratio to them; what is shown are medians. Nothing here asserts a time.
@@ -12,14 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from p2psync.bench import arc, patchers
-from p2psync.bench import baselines as rivals
+from p2psync.bench import arc, baselines, patchers
 from p2psync.bench.bounds import measure_bounds
-from p2psync.bench.budget import Budget, measure_budget
-from p2psync.bench.deltas import Delta
+from p2psync.bench.budget import ModelBudget, measure_budget
+from p2psync.bench.deltas import ModelDelta
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
-from p2psync.bench.timing import Work, measure_speed, timed
+from p2psync.bench.timing import CodecWork, measure_speed, timed
 from p2psync.delta.container import PROFILES
 from p2psync.errors import UsageError
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, MAX_DELTA_CHUNK_BYTES
@@ -27,47 +27,54 @@ from p2psync.store.encoding import DELTA_BLOCK_UNITS, MAX_DELTA_CHUNK_BYTES
 _MEBIBYTE = 1 << 20
 #: The name of profile tight where the receiver has the history of a trajectory.
 TIGHT_PAST = "tight-history"
-FORMATS = (*rivals.RIVALS, arc.ARC)
-RIVAL_NAMES = tuple(rival.name for rival in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
+FORMATS = (*baselines.BASELINES, arc.ARC)
+BASELINE_NAMES = tuple(baseline.name for baseline in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
 #: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
 LEAST_TIMED = 64 * 10**6
+#: Drawn deltas of a run that names no density: one as RL makes them, and such as other training makes.
+DENSITIES = (0.01, 0.10, 0.25, 0.50)
+#: Above this share of changed elements a model of at most `DENSE_BYTES` is drawn: a whole one would take hours.
+DENSE_ABOVE = 0.05
+DENSE_BYTES = 128 * 10**6
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CodecOptions:
     """What to measure. Sizes are bytes."""
 
     profiles: Sequence[str] = PROFILES
-    rivals: Sequence[str] = RIVAL_NAMES
+    baselines: Sequence[str] = BASELINE_NAMES
     rounds: int = 5
     part_bytes: int = 16 * 10**6
     """What tools for binary deltas are given of the model."""
     least_timed: int = LEAST_TIMED
     all_cores: int = 1
     """Cores of the second measurement of each speed."""
-    rival_bytes: int = 1100 * 10**6
+    baseline_bytes: int = 1100 * 10**6
     """What other formats are given of the model: their positions take memory."""
     budget_density: float | None = None
     """The drawn delta that the budget is measured on; None: the first delta that is timed."""
 
 
-def quick(options: Options) -> Options:
+def quick_options(options: CodecOptions) -> CodecOptions:
     """The same in seconds: two rounds, and little for tools."""
     return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, least_timed=0)
 
 
-def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progress = lambda line: None) -> CodecReport:
+def run_codec_bench(
+    deltas: Iterator[ModelDelta], options: CodecOptions, progress: Progress = lambda line: None
+) -> CodecReport:
     """Measure delta after delta, and the budget on one of them.
 
     Raises `DigestMismatchError` or `AssertionError` if any format does not end in exactly the new weights.
     """
-    for name in options.rivals:
-        if name not in RIVAL_NAMES:
-            raise UsageError(f"no format {name!r}; there are {', '.join(RIVAL_NAMES)}")
+    for name in options.baselines:
+        if name not in BASELINE_NAMES:
+            raise UsageError(f"no format {name!r}; there are {', '.join(BASELINE_NAMES)}")
     first_call = _first_call(options)
     reports: list[DeltaReport] = []
-    budgets: list[Budget] = []
+    budgets: list[ModelBudget] = []
     for delta in deltas:
         reports.append(measure_delta(delta, options, progress))
         wanted = options.budget_density in (None, delta.asked_density)
@@ -95,11 +102,11 @@ def run_codec_bench(deltas: Iterator[Delta], options: Options, progress: Progres
     )
 
 
-def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaReport:
-    """Sizes of all profiles and rivals, bounds, and the speed of `options.profiles`."""
+def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) -> DeltaReport:
+    """Returns sizes of all profiles and baselines, bounds, and the speed of `options.profiles`."""
     progress(f"{delta.name}: bounds")
     bounds = measure_bounds(list(zip(delta.olds, delta.news, strict=True)), delta.history, delta.step or 0)
-    formats, skipped = _rival_sizes(delta, options, progress)
+    formats, skipped = _baseline_sizes(delta, options, progress)
     speeds = []
     for profile in PROFILES:
         payload = None
@@ -114,7 +121,7 @@ def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaRe
             FormatSize(
                 name=profile,
                 title=f"p2psync {profile}",
-                ours=True,
+                is_p2psync=True,
                 payload_bytes=payload,
                 changed=bounds.changed,
             )
@@ -124,7 +131,7 @@ def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaRe
         payload = _size(delta, "tight", past=True)
         title = "p2psync tight, with history"
         formats.append(
-            FormatSize(name=TIGHT_PAST, title=title, ours=True, payload_bytes=payload, changed=bounds.changed)
+            FormatSize(name=TIGHT_PAST, title=title, is_p2psync=True, payload_bytes=payload, changed=bounds.changed)
         )
     return DeltaReport(
         name=delta.name,
@@ -142,13 +149,17 @@ def measure_delta(delta: Delta, options: Options, progress: Progress) -> DeltaRe
     )
 
 
-def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Progress) -> Iterator[Delta]:
-    """Deltas drawn from the law by which AdamW changes bf16 weights. One is in memory at a time."""
-    rows = model_rows(model_bytes)
+def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Progress) -> Iterator[ModelDelta]:
+    """Yields deltas drawn from the law by which AdamW changes bf16 weights. One is in memory at a time.
+
+    Those above `DENSE_ABOVE` are of a model of at most `DENSE_BYTES`.
+    """
     for density in densities:
-        progress(f"drawing {model_bytes / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
+        size = model_bytes if density <= DENSE_ABOVE else min(model_bytes, DENSE_BYTES)
+        rows = model_rows(size)
+        progress(f"drawing {size / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
         olds, news = map(list, zip(*draw_step(rows, density, seed), strict=True))
-        yield Delta(
+        yield ModelDelta(
             name=f"drawn {100 * density:g} %",
             source=f"weights and a step drawn from the ulp law (bench/policy.py), seed {seed}",
             rows=rows,
@@ -159,31 +170,32 @@ def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Pro
         del olds, news
 
 
-def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[list[FormatSize], list[str]]:
+def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress) -> tuple[list[FormatSize], list[str]]:
     sizes, skipped = [], []
     rows, seen = 0, 0
-    while rows < len(delta.olds) and (not rows or seen + delta.olds[rows].nbytes <= options.rival_bytes):
+    while rows < len(delta.olds) and (not rows or seen + delta.olds[rows].nbytes <= options.baseline_bytes):
         seen += delta.olds[rows].nbytes
         rows += 1
-    for rival in FORMATS:
-        if rival.name not in options.rivals:
+    for baseline in FORMATS:
+        if baseline.name not in options.baselines:
             continue
-        if rival is arc.ARC and (line := arc.missing()) is not None:
+        if baseline is arc.ARC and (line := arc.missing()) is not None:
             skipped.append(line)
             continue
-        progress(f"{delta.name}: {rival.name}")
-        size = rivals.measure_rival(rival, delta.rows, delta.olds[:rows], delta.news[:rows])
+        progress(f"{delta.name}: {baseline.name}")
+        size = baselines.measure_baseline(baseline, delta.rows, delta.olds[:rows], delta.news[:rows])
         sizes.append(
             FormatSize(
-                name=rival.name,
-                title=rival.title,
-                ours=False,
+                name=baseline.name,
+                title=baseline.title,
+                is_p2psync=False,
+                rebuilt=baseline in baselines.BASELINES,
                 payload_bytes=size.payload,
                 changed=size.changed,
                 part_bytes=seen if rows < len(delta.olds) else None,
             )
         )
-    tools = [tool for tool in patchers.TOOLS if tool.name in options.rivals]
+    tools = [tool for tool in patchers.TOOLS if tool.name in options.baselines]
     part = patchers.cut_part(delta.olds, delta.news, options.part_bytes) if tools else None
     for tool in tools:
         assert part is not None
@@ -200,7 +212,7 @@ def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[li
             FormatSize(
                 name=tool.name,
                 title=tool.title,
-                ours=False,
+                is_p2psync=False,
                 payload_bytes=patch.payload,
                 changed=patch.changed,
                 part_bytes=patch.part_bytes,
@@ -210,9 +222,9 @@ def _rival_sizes(delta: Delta, options: Options, progress: Progress) -> tuple[li
     return sizes, skipped
 
 
-def _size(delta: Delta, profile: str, *, past: bool = False) -> int:
+def _size(delta: ModelDelta, profile: str, *, past: bool = False) -> int:
     """Payload of a profile, after a round trip."""
-    with Work(delta, profile, 1, past=past) as work:
+    with CodecWork(delta, profile, 1, past=past) as work:
         work.encode()
         work.remember()
         work.apply()
@@ -221,11 +233,11 @@ def _size(delta: Delta, profile: str, *, past: bool = False) -> int:
         return work.payload
 
 
-def _first_call(options: Options) -> float:
+def _first_call(options: CodecOptions) -> float:
     small = next(drawn(_MEBIBYTE, [0.01], 0, lambda line: None))
     seconds = 0.0
     for profile in PROFILES:
-        with Work(small, profile, 1) as work:
+        with CodecWork(small, profile, 1) as work:
             seconds += timed(work.encode)
             work.remember()
             seconds += timed(work.apply)

@@ -14,14 +14,14 @@ Bits = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
-class History:
+class ModelHistory:
     """Of every unit of a model, tensor after tensor: the step that changed it last (0: none), and whether upwards."""
 
     last: NDArray[np.uint8]
     rose: NDArray[np.bool_]
 
     @classmethod
-    def empty(cls, units: int) -> History:
+    def empty(cls, units: int) -> ModelHistory:
         return cls(np.zeros(units, np.uint8), np.zeros(units, np.bool_))
 
     def add(self, number: int, positions: NDArray[np.uint32], steps: Bits) -> None:
@@ -48,7 +48,7 @@ def _words(bits: NDArray[np.bool_]) -> NDArray[np.uint64]:
 
 
 @dataclass(frozen=True)
-class Delta:
+class ModelDelta:
     """One delta: flat bf16 units of every row before and after, in the order of the rows."""
 
     name: str
@@ -56,7 +56,7 @@ class Delta:
     rows: list[Row]
     olds: list[Bits]
     news: list[Bits]
-    history: History | None = None
+    history: ModelHistory | None = None
     rate: float | None = None
     step: int | None = None
     asked_density: float | None = None

@@ -2,8 +2,8 @@
 
     python -m p2psync.bench.device [--size 2GB] [--density 0.01] [--rounds 5] [--device cuda]
 
-Without a CUDA device it says so and exits 1, nothing measured. `--device cpu` runs the same code by torch's operations
-on a CPU: that shows that it is right, and nothing of a GPU's speed.
+Without a CUDA device it prints that and exits 1; nothing is measured. `--device cpu` runs the same code by torch's
+operations on a CPU: that shows that it is right, and nothing of a GPU's speed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
-
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
@@ -151,8 +150,8 @@ def _rates(
     rounds: int,
 ) -> Rates:
     extraction = DeviceExtraction(device, DELTA_BLOCK_UNITS, finder=finder)
-    ours = list(extraction.extract(pairs))
-    equal = len(ours) == len(found) and all(_same(a, b) for a, b in zip(ours, found, strict=True))
+    found_here = list(extraction.extract(pairs))
+    equal = len(found_here) == len(found) and all(_same(a, b) for a, b in zip(found_here, found, strict=True))
     looked = 4 * units / _median(lambda: extraction.count(pairs), device, rounds)
     extraction.waits = extraction.redone = 0
     handed = 4 * units / _median(lambda: sum(1 for _ in extraction.extract(pairs)), device, rounds)

@@ -57,7 +57,7 @@ _SHOTS = "12 + 25 = 37\n61 + 17 = 78\n33 + 48 = 81\n"
 
 
 @dataclass(frozen=True)
-class Task:
+class GrpoTask:
     """The sums as one model reads them. All prompts have as many tokens."""
 
     encode: Callable[[str], list[int]]
@@ -74,7 +74,7 @@ class Subject:
 
     masters: dict[str, Tensor]
     net: Any
-    task: Task
+    task: GrpoTask
     about: str
 
 
@@ -154,7 +154,7 @@ class Trajectory:
 
 
 @torch.no_grad()
-def roll_out(net: Any, task: Task, prompts: Sequence[str], generator: torch.Generator) -> list[Group]:
+def roll_out(net: Any, task: GrpoTask, prompts: Sequence[str], generator: torch.Generator) -> list[Group]:
     """`task.group_size` samples for each prompt, at temperature 1."""
     ids = [task.encode(prompt) for prompt in prompts]
     out = net(input_ids=torch.tensor(ids), use_cache=True, logits_to_keep=1)
@@ -230,7 +230,7 @@ def smollm2(cache: Path, progress: Callable[[str], None]) -> Subject:
     def judge(prompt: str, ids: list[int]) -> float:
         return float(end in ids and tokenizer.decode(ids[: ids.index(end)]).strip() == answer(prompt))
 
-    task = Task(
+    task = GrpoTask(
         encode=lambda prompt: list(tokenizer(_SHOTS + "{} + {} =".format(*operands(prompt)))["input_ids"]),
         reward=judge,
         end=end,
@@ -244,13 +244,13 @@ def smollm2(cache: Path, progress: Callable[[str], None]) -> Subject:
 
 
 SUBJECTS: dict[str, Callable[[Path, Callable[[str], None]], Subject]] = {"qwen3": qwen3, "smollm2": smollm2}
-_QWEN3_TASK = Task(encode, reward, EOS, MAX_COMPLETION_LEN, prompts=32, group_size=8)
+_QWEN3_TASK = GrpoTask(encode, reward, EOS, MAX_COMPLETION_LEN, prompts=32, group_size=8)
 
 
-def pass_rate(net: Any, task: Task, seed: int) -> float:
+def pass_rate(net: Any, task: GrpoTask, seed: int) -> float:
     """Share of right samples, one for each of 128 prompts."""
     prompts = sample_prompts(np.random.default_rng(seed), 128)
-    once = Task(task.encode, task.reward, task.end, task.max_new_tokens, task.prompts, 1)
+    once = GrpoTask(task.encode, task.reward, task.end, task.max_new_tokens, task.prompts, 1)
     groups = roll_out(net, once, prompts, torch.Generator().manual_seed(seed))
     return float(np.mean([sample.reward for group in groups for sample in group.samples]))
 
@@ -278,7 +278,7 @@ def _warm_up(net: Any, progress: Callable[[str], None], limit: int = 2000) -> No
     raise UsageError(f"the warm start did not reach {WARM_PASS_RATE:.0%} in {limit} steps")
 
 
-def _sample(task: Task, prompt: str, ids: list[int], scores: list[float]) -> Sample:
+def _sample(task: GrpoTask, prompt: str, ids: list[int], scores: list[float]) -> Sample:
     length = ids.index(task.end) + 1 if task.end in ids else len(ids)
     return Sample(ids[:length], scores[:length], task.reward(prompt, ids[:length]))
 

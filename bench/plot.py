@@ -68,10 +68,10 @@ def _sizes(axes: Any, deltas: list[DeltaReport]) -> None:
     drawn = sorted((d for d in deltas if d.rate is None), key=lambda delta: delta.density)
     recorded = [delta for delta in deltas if delta.rate is not None]
     for name, (colour, marker) in _STYLES.items():
-        ours = name in ("fast", "tight")
-        style = {"color": colour, "marker": marker, "ms": 6.5 if ours else 5, "zorder": 4 if ours else 3}
+        is_p2psync = name in ("fast", "tight")
+        style = {"color": colour, "marker": marker, "ms": 6.5 if is_p2psync else 5, "zorder": 4 if is_p2psync else 3}
         title = next((size.title for d in deltas if (size := d.format(name))), name)
-        _line(axes, _points(drawn, name), title, lw=2.2 if ours else 1.1, **style)
+        _line(axes, _points(drawn, name), title, lw=2.2 if is_p2psync else 1.1, **style)
         _marks(axes, _points(recorded, name), "" if _points(drawn, name) else title, **style)
     for name, (title, dashes) in _BOUNDS.items():
         label = f"bound: {title}"

@@ -14,8 +14,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-
-from p2psync.bench.probing_node import Setup, State
+from p2psync.bench.probing_node import ProbeSetup, ProbeState
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo
 from p2psync.topology.emulator import EmulatedNetwork, Emulator
@@ -25,7 +24,7 @@ from p2psync.topology.model import Topology, load
 TCP_SHARE = 1448 / 1500
 
 
-class Line(msgspec.Struct, frozen=True):
+class ProbeLine(msgspec.Struct, frozen=True):
     """A figure: what it is, in Mbit/s, milliseconds or loss; what was found; what the topology says."""
 
     what: str
@@ -40,7 +39,7 @@ class Line(msgspec.Struct, frozen=True):
 
 def watch(
     network: EmulatedNetwork, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
-) -> Iterator[dict[str, State]]:
+) -> Iterator[dict[str, ProbeState]]:
     """Run a node in each host (or in these) for so long; yields what each knows, by host, about once a second."""
     wanted = hosts or network.hosts
     infos = [
@@ -50,12 +49,12 @@ def watch(
     ]
     processes = {}
     for info in infos:
-        setup = Setup(info=info, peers=[other for other in infos if other is not info], congestion=congestion)
+        setup = ProbeSetup(info=info, peers=[other for other in infos if other is not info], congestion=congestion)
         argv = [sys.executable, "-m", "p2psync.bench.probing_node", msgspec.json.encode(setup).decode()]
         processes[info.node] = network.run(info.node, argv, stdout=subprocess.PIPE)
     try:
         begin = time.monotonic()
-        states: dict[str, State] = {}
+        states: dict[str, ProbeState] = {}
         while not states or min(state.seconds for state in states.values()) < seconds:
             if time.monotonic() - begin > 60 + 3 * seconds:
                 raise P2PSyncError("the nodes do not get on: this machine is too busy")
@@ -65,7 +64,7 @@ def watch(
                 line = process.stdout.readline()
                 if not line:
                     raise P2PSyncError(f"the node in {host} ended")
-                states[host] = msgspec.json.decode(line, type=State)
+                states[host] = msgspec.json.decode(line, type=ProbeState)
             yield states
     finally:
         for process in processes.values():
@@ -74,15 +73,15 @@ def watch(
             process.wait()
 
 
-def compare(states: dict[str, State], topology: Topology) -> list[Line]:
+def compare(states: dict[str, ProbeState], topology: Topology) -> list[ProbeLine]:
     """What was found beside what is: each node's up and down, each region pair's best rate, round trip and loss."""
     lines = []
     region_of = dict(topology.hosts)
     for host, region in topology.hosts:
         if host in states:
             found = states[host].statistics
-            lines.append(Line(f"{host} up", found.up, topology.up(host, region) * TCP_SHARE))
-            lines.append(Line(f"{host} down", found.down, topology.down(host, region) * TCP_SHARE))
+            lines.append(ProbeLine(f"{host} up", found.up, topology.up(host, region) * TCP_SHARE))
+            lines.append(ProbeLine(f"{host} down", found.down, topology.down(host, region) * TCP_SHARE))
     for link in topology.link:
         for (a, b), rate in ((link.between, link.rate), (link.between[::-1], link.back)):
             paths = [
@@ -101,13 +100,13 @@ def compare(states: dict[str, State], topology: Topology) -> list[Line]:
                 continue
             most = min(max(topology.up(h, a) for h, r in topology.hosts if r == a), rate)
             truth = min(most, max(topology.down(h, b) for h, r in topology.hosts if r == b)) * TCP_SHARE
-            lines.append(Line(f"{a}>{b} sent", max(path.sent for path, _ in paths), truth))
-            lines.append(Line(f"{a}>{b} received", max(back, default=0.0), truth))
+            lines.append(ProbeLine(f"{a}>{b} sent", max(path.sent for path, _ in paths), truth))
+            lines.append(ProbeLine(f"{a}>{b} received", max(back, default=0.0), truth))
             trips = [path.rtt * 1e3 for path, _ in paths if path.rtt]
-            lines.append(Line(f"{a}>{b} rtt, least", min(trips, default=0.0), 2 * link.delay_ms))
-            lines.append(Line(f"{a}>{b} rtt, most", max(trips, default=0.0), 2 * link.delay_ms))
+            lines.append(ProbeLine(f"{a}>{b} rtt, least", min(trips, default=0.0), 2 * link.delay_ms))
+            lines.append(ProbeLine(f"{a}>{b} rtt, most", max(trips, default=0.0), 2 * link.delay_ms))
             losses = sorted(path.loss for path, _ in paths if path.sent)
-            lines.append(Line(f"{a}>{b} loss %", 100 * losses[len(losses) // 2] if losses else 0, 100 * link.loss))
+            lines.append(ProbeLine(f"{a}>{b} loss %", 100 * losses[len(losses) // 2] if losses else 0, 100 * link.loss))
     return lines
 
 

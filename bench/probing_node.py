@@ -24,8 +24,8 @@ from p2psync.net.tcp import choose_congestion
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """Who the node is, whom it dials, and how. peers: all others; those with a smaller name dial."""
+class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """The node, its peers, and how it connects. peers: all others; of two nodes the one of the smaller name dials."""
 
     info: NodeInfo
     peers: list[NodeInfo]
@@ -34,7 +34,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeState(msgspec.Struct, frozen=True, kw_only=True):
     """What the node knows. junk: bytes of junk that it sent and received so far. cpu: seconds used by this process."""
 
     node: str
@@ -46,7 +46,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     cpu: float
 
 
-async def run(setup: Setup) -> None:
+async def run(setup: ProbeSetup) -> None:
     """Until SIGTERM."""
     info = setup.info
     congestion = choose_congestion(setup.congestion)
@@ -97,7 +97,7 @@ async def run(setup: Setup) -> None:
         try:
             await asyncio.wait_for(ended.wait(), 1)
         except TimeoutError:
-            state = State(
+            state = ProbeState(
                 node=info.node,
                 seconds=time.monotonic() - begin,
                 statistics=measuring.gauges.statistics(),
@@ -113,4 +113,4 @@ async def run(setup: Setup) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(run(msgspec.json.decode(sys.argv[1], type=Setup)))
+    uvloop.run(run(msgspec.json.decode(sys.argv[1], type=ProbeSetup)))

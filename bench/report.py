@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from p2psync.bench.bounds import Bounds
-from p2psync.bench.budget import Budget
+from p2psync.bench.bounds import EntropyBounds
+from p2psync.bench.budget import ModelBudget
+from p2psync.bench.summary import Figure, summarize
 from p2psync.bench.timing import Speed
 
 
@@ -14,7 +15,9 @@ class FormatSize(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     title: str
-    ours: bool
+    is_p2psync: bool
+    rebuilt: bool = False
+    """Written here from the format's published description, for want of the original's code."""
     payload_bytes: int
     changed: int
     part_bytes: int | None = None
@@ -42,7 +45,7 @@ class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
     units: int
     changed: int
     formats: list[FormatSize]
-    bounds: Bounds
+    bounds: EntropyBounds
     speeds: list[Speed]
     """Empty for a model too small to be timed: it would be read from caches."""
     skipped: list[str]
@@ -63,9 +66,9 @@ class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
         assert size is not None
         return (size.part_bytes or self.model_bytes) / max(1, size.payload_bytes)
 
-    def times_smaller(self, ours: str, rival: str) -> float | None:
-        """How many times more a rival takes; None where one was not measured."""
-        mine, other = self.format(ours), self.format(rival)
+    def times_smaller(self, profile: str, baseline: str) -> float | None:
+        """How many times as many bits a baseline takes; None where one was not measured."""
+        mine, other = self.format(profile), self.format(baseline)
         return None if mine is None or other is None else other.bits / max(1e-9, mine.bits)
 
 
@@ -73,7 +76,7 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     """All deltas, the budget of a large model, and what it all was measured on."""
 
     deltas: list[DeltaReport]
-    budgets: list[Budget]
+    budgets: list[ModelBudget]
     block_units: int
     chunk_bytes: int
     rounds: int
@@ -81,3 +84,25 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
     cpu: str
     cpus_allowed: int
+
+
+def figures(report: CodecReport) -> list[Figure]:
+    """Returns the figures of a report: sizes are exact, speeds have repeats."""
+    found: list[Figure] = []
+    for delta in report.deltas:
+        for size in delta.formats:
+            found += summarize(f"{delta.name}, {size.name}", "size", "bits per changed unit", [size.bits])
+        for bound in ("independent", "exponent", "history"):
+            known = getattr(delta.bounds, bound)
+            bits = [] if known is None else [known.bits]
+            found += summarize(f"{delta.name}, bound: {bound}", "size", "bits per changed unit", bits)
+        for speed in delta.speeds:
+            subject = f"{delta.name}, {speed.profile}, {speed.threads} core(s)"
+            found += summarize(subject, "reading both copies", "GB/s", [rate / 1e9 for rate in speed.read_rates])
+            for name, ratios in (
+                ("scan and extract", speed.scan_ratios),
+                ("encode", speed.encode_ratios),
+                ("decode and apply", speed.decode_ratios),
+            ):
+                found += summarize(subject, name, "of reading", ratios)
+    return found

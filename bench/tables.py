@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
-from p2psync.bench.budget import Budget
+from p2psync.bench.budget import ModelBudget
 from p2psync.bench.report import CodecReport, DeltaReport, FormatSize
 from p2psync.bench.timing import Speed
 
@@ -22,6 +22,13 @@ def print_codec_report(report: CodecReport, console: Console | None = None) -> N
         console.print(_overview(report.deltas))
     for budget in report.budgets:
         _print_budget(budget, console)
+    rebuilt = dict.fromkeys(size.title for delta in report.deltas for size in delta.formats if size.rebuilt)
+    if rebuilt:
+        console.print(
+            f"rebuilt here from their published descriptions, not run from their own code: {'; '.join(rebuilt)}. "
+            "What a description leaves open was chosen so that it takes fewer bytes",
+            style="dim",
+        )
     console.print(
         f"blocks of {report.block_units} units, chunks of {report.chunk_bytes} bytes; medians of {report.rounds} "
         f"rounds, each piece of work between two readings of both copies; first call "
@@ -47,12 +54,12 @@ def _sizes(delta: DeltaReport) -> Table:
     table = Table("format", title="Size", title_justify="left")
     for head in ("bits per changed unit", "payload, MB", "model / payload", "to tight", "to fast"):
         table.add_column(head, justify="right")
-    rivals = [size for size in delta.formats if not size.ours]
-    for size in sorted(rivals, key=lambda size: -size.bits):
+    baselines = [size for size in delta.formats if not size.is_p2psync]
+    for size in sorted(baselines, key=lambda size: -size.bits):
         table.add_row(*_size_row(delta, size))
     table.add_section()
     for size in delta.formats:
-        if size.ours:
+        if size.is_p2psync:
             table.add_row(*_size_row(delta, size), style="bold")
     table.add_section()
     bounds = delta.bounds
@@ -79,7 +86,7 @@ def _size_row(delta: DeltaReport, size: FormatSize) -> list[str]:
 
 
 def _over(delta: DeltaReport, bits: float) -> list[str]:
-    return [f"{bits / ours.bits:.2f}" if (ours := delta.format(name)) else "" for name in ("tight", "fast")]
+    return [f"{bits / reference.bits:.2f}" if (reference := delta.format(name)) else "" for name in ("tight", "fast")]
 
 
 def _speeds(speeds: list[Speed]) -> Table:
@@ -97,18 +104,20 @@ def _speeds(speeds: list[Speed]) -> Table:
         cells = []
         for speed in sorted((s for s in speeds if s.profile == profile), key=lambda s: s.threads):
             ratio = 1.0 if field == "read" else getattr(speed, field)
-            cells.append(f"{ratio * speed.read_rate / 1e9:.2f} ({ratio:.2f})")
+            rounds = [] if field == "read" else getattr(speed, f"{field}s")
+            spread = f", {min(rounds):.2f} – {max(rounds):.2f}" if len(rounds) > 1 else ""
+            cells.append(f"{ratio * speed.read_rate / 1e9:.2f} ({ratio:.2f}{spread})")
         table.add_row(title, *cells)
     return table
 
 
 def _memory(speeds: list[Speed]) -> str:
-    told = [
+    extras = [
         f"{speed.profile} {_megabytes(speed.encode_extra_bytes)} and {_megabytes(speed.decode_extra_bytes)}"
         for speed in speeds
         if speed.threads == 1
     ]
-    return f"memory beyond both copies, encoding (chunks kept) and decoding: {', '.join(told)}"
+    return f"memory beyond both copies, encoding (chunks kept) and decoding: {', '.join(extras)}"
 
 
 #: Bytes of a model from which on its speeds are those of memory.
@@ -145,7 +154,7 @@ def _overview(deltas: list[DeltaReport]) -> Table:
     return table
 
 
-def _print_budget(budget: Budget, console: Console) -> None:
+def _print_budget(budget: ModelBudget, console: Console) -> None:
     table = Table(
         "cores",
         title=f"\nSeconds for {budget.full_bytes / 1e9:.1f} GB of bf16 (8B), {budget.profile}",

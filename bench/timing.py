@@ -14,7 +14,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.bench.deltas import Bits, Delta
+from p2psync.bench.deltas import Bits, ModelDelta
 from p2psync.delta.algebra import apply_block, apply_with_digest, invert
 from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk
@@ -69,14 +69,14 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
         return statistics.median(self.decode_ratios)
 
 
-class Work:
+class CodecWork:
     """What is timed: what a trainer and an actor call, on so many threads. The old copy is patched in place and put
     back; use as a context manager.
 
     Raises `DigestMismatchError` from `apply`, `commit` and `check` if the chunks do not lead to the new weights.
     """
 
-    def __init__(self, delta: Delta, profile: str, threads: int, *, past: bool = False) -> None:
+    def __init__(self, delta: ModelDelta, profile: str, threads: int, *, past: bool = False) -> None:
         """past: the receiver has the delta's history, so that it may be used."""
         self._delta = delta
         histories = delta.history.of_tensors(delta.rows) if past and delta.history is not None else None
@@ -89,7 +89,7 @@ class Work:
         self._digest_change = 0
         self.changed = 0
 
-    def __enter__(self) -> Work:
+    def __enter__(self) -> CodecWork:
         limit_threads(self._threads)
         return self
 
@@ -207,13 +207,13 @@ def _run(work: Callable[[T], object], items: Iterable[T]) -> None:
 
 
 def measure_speed(
-    delta: Delta, profile: str, threads: int, rounds: int, progress: Callable[[str], None]
+    delta: ModelDelta, profile: str, threads: int, rounds: int, progress: Callable[[str], None]
 ) -> tuple[Speed, int]:
     """Rounds of reading, scanning, encoding and applying; and the bytes of the payload.
 
     Raises `DigestMismatchError` if a round does not end in exactly the new weights.
     """
-    with Work(delta, profile, threads) as work:
+    with CodecWork(delta, profile, threads) as work:
         work.read()
         work.scan()
         encode_extra = peak_extra(work.encode)

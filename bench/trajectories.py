@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.bench.deltas import Delta, History
+from p2psync.bench.deltas import ModelDelta, ModelHistory
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import UsageError
 
@@ -70,14 +70,16 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     steps: list[StepRecord]
 
 
-class Run(Protocol):
+class TrainingRun(Protocol):
     """What can be recorded: `p2psync.bench.grpo.Trajectory`, or a test's."""
 
     def start(self) -> Start: ...
     def step(self) -> StepNote: ...
 
 
-def record(folder: Path, name: str, run: Run, *, rate: float, seed: int, steps: int, progress: Progress) -> None:
+def record(
+    folder: Path, name: str, run: TrainingRun, *, rate: float, seed: int, steps: int, progress: Progress
+) -> None:
     """Run `steps` steps and write `folder`, whole or not at all."""
     partial = folder.with_name(folder.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
@@ -153,7 +155,7 @@ def read_about(folder: Path) -> About:
         raise UsageError(f"{folder} holds no trajectory: {error}") from error
 
 
-def replay(folder: Path, numbers: Sequence[int]) -> Iterator[Delta]:
+def replay(folder: Path, numbers: Sequence[int]) -> Iterator[ModelDelta]:
     """The deltas of these steps, in rising order, each with the history of the steps before it.
 
     A delta's arrays are reused for the next: measure it before going on.
@@ -166,13 +168,13 @@ def replay(folder: Path, numbers: Sequence[int]) -> Iterator[Delta]:
     cuts = np.cumsum([row.spec.count for row in rows])[:-1]
     old = np.load(folder / "start.npy")
     new = old.copy()
-    history = History.empty(old.size)
+    history = ModelHistory.empty(old.size)
     for number in range(1, max(numbers) + 1):
         with np.load(folder / f"step-{number:04}.npz") as step:
             positions, moves = step["positions"], step["steps"]
         new[positions] += moves
         if number in numbers:
-            yield Delta(
+            yield ModelDelta(
                 name=f"{about.name} lr {about.rate:g} step {number}",
                 source=about.about,
                 rows=rows,

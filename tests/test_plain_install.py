@@ -84,8 +84,8 @@ def test_a_network_is_planned() -> None:
     "arguments",
     [
         ("wan", "plan", TOPOLOGY, "--png", "plan.png"),
-        ("bench", "codec", "--quick", "--rivals", "none", "--plot", "codec.png"),
-        ("bench", "codec", "--quick", "--rivals", "none", "--trajectories", "runs"),
+        ("bench", "codec", "--quick", "--baselines", "none", "--plot", "codec.png"),
+        ("bench", "codec", "--quick", "--baselines", "none", "--trajectories", "runs"),
         ("bench", "pause", "model"),
     ],
     ids=lambda words: words[-2],

@@ -1,7 +1,7 @@
 """Commits into a real vLLM engine under load, and in the same worker what they are compared with.
 
 A trainer publishes two versions in turn, over the swarm; the engine is conducted as in production. After each commit
-the engine is stopped once more, and the rivals write the same elements of the same parameters.
+the engine is stopped once more, and the baselines write the same elements of the same parameters.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RELOAD_EVERY = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PauseOptions:
     """model: a checkpoint's directory. shares: of the elements, that change in a commit. changed: the same as numbers
     of elements, after the shares. requests: how many run."""
 
@@ -55,7 +55,7 @@ class Options:
     seed: int = 1
 
 
-def run_pause_bench(options: Options, progress: Callable[[str], None]) -> PauseReport:
+def run_pause_bench(options: PauseOptions, progress: Callable[[str], None]) -> PauseReport:
     """Measure. Needs vLLM."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -63,7 +63,7 @@ def run_pause_bench(options: Options, progress: Callable[[str], None]) -> PauseR
         return asyncio.run(_run(options, Path(folder), progress))
 
 
-async def _run(options: Options, folder: Path, progress: Callable[[str], None]) -> PauseReport:
+async def _run(options: PauseOptions, folder: Path, progress: Callable[[str], None]) -> PauseReport:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -112,7 +112,7 @@ async def _join(llm: Any, source: _Source, model: Path) -> None:
 
 
 async def _measure(
-    llm: Any, source: _Source, options: Options, share: float, folder: Path, progress: Callable[[str], None]
+    llm: Any, source: _Source, options: PauseOptions, share: float, folder: Path, progress: Callable[[str], None]
 ) -> ShareReport:
     other = folder / f"share-{share}"
     _changed(options.model, other, share, options.seed)
@@ -133,20 +133,20 @@ async def _measure(
                 async with conductor.paused():
                     status = (await controls.status())[0]
                     reload = number % _RELOAD_EVERY == 0
-                    rivals = (await llm.collective_rpc("p2psync_bench", args=(str(old), str(new), reload)))[0]
-                elements = int(rivals.pop("elements"))
+                    baselines = (await llm.collective_rpc("p2psync_bench", args=(str(old), str(new), reload)))[0]
+                elements = int(baselines.pop("elements"))
                 mine = {
                     "pause": swaps[-1].pause_seconds,
                     "write": swaps[-1].write_seconds,
                     "stage": status["stage_seconds"],
                 }
-                for name, seconds in {**mine, **rivals}.items():
+                for name, seconds in {**mine, **baselines}.items():
                     found.setdefault(name, []).append(seconds)
     finally:
         for task in load:
             task.cancel()
         await asyncio.gather(*load, return_exceptions=True)
-    return ShareReport(share=share, elements=elements, times=times_of(dict(found)))
+    return ShareReport(share=share, elements=elements, times=times_of(dict(found), elements))
 
 
 async def _generate(llm: Any, number: int) -> None:

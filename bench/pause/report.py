@@ -7,12 +7,15 @@ from collections.abc import Sequence
 
 import msgspec
 
+from p2psync.bench.summary import Figure, summarize
+
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds of some runs of one thing."""
+    """Seconds of some runs of one thing, each over so many changed elements."""
 
     name: str
     title: str
+    elements: int
     runs: list[float]
 
     @property
@@ -68,6 +71,23 @@ TITLES = {
 }
 
 
-def times_of(found: dict[str, Sequence[float]]) -> list[Times]:
-    """What was measured, in the order of `TITLES`."""
-    return [Times(name=n, title=t, runs=list(found.get(n, ()))) for n, t in TITLES.items() if found.get(n)]
+def times_of(found: dict[str, Sequence[float]], elements: int) -> list[Times]:
+    """What was measured, in the order of `TITLES`. elements: that changed in each run."""
+    return [
+        Times(name=name, title=title, elements=elements, runs=list(found[name]))
+        for name, title in TITLES.items()
+        if found.get(name)
+    ]
+
+
+def figures(report: PauseReport) -> list[Figure]:
+    """Returns the figures of a report; each subject names the number of changed elements."""
+    found: list[Figure] = []
+    for share in report.shares:
+        for times in share.times:
+            subject = f"{times.elements} changed elements, {times.name}"
+            found += summarize(subject, "time", "ms", [1e3 * run for run in times.runs])
+            if times.elements:
+                each = [1e9 * run / times.elements for run in times.runs]
+                found += summarize(subject, "time for an element", "ns", each)
+    return found

@@ -20,23 +20,23 @@ from p2psync.bench.codec import cpu_name
 from p2psync.bench.relay.meter import Meter
 from p2psync.bench.relay.report import Passage, RelayReport
 from p2psync.bench.relay.wires import RELAY, Wires, star
-from p2psync.bench.swarm.contenders import HEATS, missing
+from p2psync.bench.swarm.contenders import TRIALS, missing
 from p2psync.bench.swarm.processes import Children
-from p2psync.bench.swarm.trial import Heat, Track, sha256, write_random
+from p2psync.bench.swarm.trial import Track, Trial, in_turn, sha256, write_random
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.store.encoding import block_and_chunk
 from p2psync.topology.model import MAX_RATE
 
-RIVALS = ("aria2", "libtorrent")
+BASELINES = ("aria2", "libtorrent")
 #: How long processes may take to start and to find each other (seconds).
 READY = 60.0
-#: How often it is looked whether all is there; nobody's CPU time but the bench's own.
+#: Seconds between two looks whether all is there, which cost CPU time of the bench's own process.
 _GLANCE = 0.002
 
 
 @dataclass(frozen=True)
-class Options:
+class RelayOptions:
     """sizes: bytes of payloads. rates: Mbit/s of the links, 0: no limit. leaves: to how many the relay sends. limit:
     seconds of one run. settle: see `Track`."""
 
@@ -53,9 +53,9 @@ class Options:
 
 @dataclass
 class RelayBench:
-    """One bench; `run` may be called once. progress: told a line now and then."""
+    """One bench; `run` may be called once. progress: gets a line now and then."""
 
-    options: Options
+    options: RelayOptions
     progress: Callable[[str], None] = lambda line: None
     passages: list[Passage] = field(default_factory=list)
 
@@ -112,9 +112,9 @@ class RelayBench:
             tempfile.TemporaryDirectory(dir=track.file.parents[1]) as place,
             Children(wires, Path(place)) as children,
         ):
-            heat = HEATS[name](track, children, Path(place), self.options.seed + number)
+            trial = TRIALS[name](track, children, Path(place), self.options.seed + number)
             try:
-                passage = _measure(heat, wires, passage, self.options.limit)
+                passage = _measure(trial, wires, passage, self.options.limit)
             except P2PSyncError as error:
                 passage = msgspec.structs.replace(passage, trouble=str(error))
         self.passages.append(passage)
@@ -123,12 +123,6 @@ class RelayBench:
         else:
             cost = passage.cpu_seconds / passage.gigabytes
             self.progress(f"{label}: {passage.seconds:.2f} s, {cost:.2f} CPU s per GB")
-
-
-def in_turn(names: Sequence[str], number: int) -> list[str]:
-    """The order of a round: each comes first in its turn, for what a machine gives may depend on what ran before."""
-    first = number % max(1, len(names))
-    return [*names[first:], *names[:first]]
 
 
 def _piece(size: int, rate: float) -> int:
@@ -142,23 +136,23 @@ def limit_of(rate: float) -> str:
     return f"{rate:g} Mbit/s" if rate else "no limit"
 
 
-def _measure(heat: Heat, wires: Wires, passage: Passage, limit: float) -> Passage:
+def _measure(trial: Trial, wires: Wires, passage: Passage, limit: float) -> Passage:
     """One run. Raises `P2PSyncError` where it cannot begin."""
-    heat.start(False)
-    heat.ready(time.monotonic() + READY)
-    with Meter(heat.node(RELAY)) as meter:
+    trial.start(False)
+    trial.ready(time.monotonic() + READY)
+    with Meter(trial.node(RELAY)) as meter:
         before = wires.traffic(RELAY)
-        begin = heat.go(time.monotonic() + READY)
-        trouble = _until_done(heat, begin + limit)
+        begin = trial.go(time.monotonic() + READY)
+        trouble = _until_done(trial, begin + limit)
         after = wires.traffic(RELAY)
-    finished = heat.finished()
-    if not trouble and (unsound := heat.unsound(list(finished))):
+    finished = trial.finished()
+    if not trouble and (unsound := trial.unsound(list(finished))):
         trouble = f"other bytes on {', '.join(unsound)}"
     end = max(finished.values(), default=begin)
     return msgspec.structs.replace(
         passage,
-        payload_bytes=heat.payload_bytes,
-        piece_bytes=heat.piece_bytes,
+        payload_bytes=trial.payload_bytes,
+        piece_bytes=trial.piece_bytes,
         seconds=end - begin,
         cpu_seconds=meter.between(begin, end),
         received=after.received - before.received,
@@ -167,10 +161,10 @@ def _measure(heat: Heat, wires: Wires, passage: Passage, limit: float) -> Passag
     )
 
 
-def _until_done(heat: Heat, deadline: float) -> str:
+def _until_done(trial: Trial, deadline: float) -> str:
     """Until relay and leaves have everything; what went wrong."""
-    while any(host not in heat.finished() for host in heat.track.receivers):
-        if trouble := heat.trouble():
+    while any(host not in trial.finished() for host in trial.track.receivers):
+        if trouble := trial.trouble():
             return trouble
         if time.monotonic() > deadline:
             return "not within the limit"
@@ -188,6 +182,6 @@ def _file_system(folder: Path) -> str:
     return max(found)[1] if found else ""
 
 
-def quick(options: Options) -> Options:
+def quick_options(options: RelayOptions) -> RelayOptions:
     """The short form: 8 MiB, no limit, one round."""
     return replace(options, sizes=[8 << 20], rates=[0.0], rounds=1, limit=20.0, settle=1.5)

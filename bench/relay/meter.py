@@ -19,7 +19,7 @@ def clock_of(pid: int) -> int:
     return (~pid << 3) | 2
 
 
-class Looks:
+class CpuSamples:
     """What was used (seconds) by when (time.monotonic), in order."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Looks:
         return self._spent[after - 1] + share * (self._spent[after] - self._spent[after - 1])
 
 
-class Meter(Looks):
+class Meter(CpuSamples):
     """Looks at a child's clock while a `with` lasts."""
 
     def __init__(self, child: Child) -> None:

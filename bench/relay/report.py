@@ -7,6 +7,8 @@ from statistics import median
 
 import msgspec
 
+from p2psync.bench.summary import Figure, summarize
+
 #: Bytes a second of 1 Gbit/s.
 GIGABIT = 125e6
 
@@ -51,11 +53,12 @@ class RelayReport(msgspec.Struct, frozen=True, kw_only=True):
     cpus_allowed: int = 0
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class RelayLine(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one contender's runs of one kind. through: Mbit/s of payload. waste: bytes received, by the payload.
 
-    per_gb: CPU seconds for 10^9 bytes of payload received (and passed on). per_cpu_second: MB (10^6 bytes) of it for a
-    CPU second. share: of a core that 1 Gbit/s takes, from that cost. busy: of a core that was really in use meanwhile.
+    per_gb: CPU seconds for 10^9 bytes of payload received (and passed on); of the runs the least and the most, too.
+    per_cpu_second: MB (10^6 bytes) of it for a CPU second. share: of a core that 1 Gbit/s takes, from that cost. busy:
+    of a core that was really in use meanwhile.
     """
 
     contender: str
@@ -64,8 +67,12 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     piece_bytes: int
     runs: int
     seconds: float
+    seconds_least: float
+    seconds_most: float
     through: float
     per_gb: float
+    per_gb_least: float
+    per_gb_most: float
     per_cpu_second: float
     share: float
     busy: float
@@ -80,7 +87,7 @@ def kinds(passages: Iterable[Passage]) -> dict[tuple[float, int], list[Passage]]
     return found
 
 
-def lines(passages: Iterable[Passage]) -> list[Line]:
+def lines(passages: Iterable[Passage]) -> list[RelayLine]:
     """A line for each contender and kind that came to an end."""
     found = []
     for runs in kinds(passages).values():
@@ -91,33 +98,51 @@ def lines(passages: Iterable[Passage]) -> list[Line]:
     return found
 
 
-def times_cheaper(passages: Sequence[Passage], ours: str, rival: str) -> float | None:
-    """How many times the CPU time a rival takes for the same bytes: the median over rounds in which both came to an
-    end, so that what disturbs a round disturbs both. None where there is no such round."""
+def times_cheaper(passages: Sequence[Passage], p2psync: str, baseline: str) -> float | None:
+    """Returns how many times the CPU time a baseline takes for the same bytes: the median over rounds in which both
+    came to an end, so that what disturbs a round disturbs both. None where there is no such round."""
     costs = {(run.contender, run.round): run.cpu_seconds for run in passages if not run.trouble}
     pairs = [
-        costs[rival, round] / cost
+        costs[baseline, round] / cost
         for (name, round), cost in costs.items()
-        if name == ours and (rival, round) in costs and cost
+        if name == p2psync and (baseline, round) in costs and cost
     ]
     return median(pairs) if pairs else None
 
 
-def _line(runs: Sequence[Passage]) -> Line:
+def figures(report: RelayReport) -> list[Figure]:
+    """Returns the figures of a report, of the runs that came to an end."""
+    found: list[Figure] = []
+    for (rate, size), passages in kinds(report.passages).items():
+        for contender in dict.fromkeys(run.contender for run in passages):
+            runs = [run for run in passages if run.contender == contender and not run.trouble]
+            links = f"{rate:g} Mbit/s" if rate else "no limit"
+            subject = f"{contender}, {size / (1 << 20):.4g} MiB, {links}"
+            per_gb = [run.cpu_seconds / run.gigabytes for run in runs]
+            found += summarize(subject, "processor time for a GB", "s", per_gb)
+            found += summarize(subject, "until all have it", "s", [run.seconds for run in runs])
+    return found
+
+
+def _line(runs: Sequence[Passage]) -> RelayLine:
     def middle(figure: Callable[[Passage], float]) -> float:
         return median(figure(run) for run in runs)
 
     per_byte = middle(lambda run: run.cpu_seconds / run.payload_bytes)
     first = runs[0]
-    return Line(
+    return RelayLine(
         contender=first.contender,
         rate=first.rate,
         size=first.size,
         piece_bytes=first.piece_bytes,
         runs=len(runs),
         seconds=middle(lambda run: run.seconds),
+        seconds_least=min(run.seconds for run in runs),
+        seconds_most=max(run.seconds for run in runs),
         through=middle(lambda run: 8e-6 * run.payload_bytes / run.seconds),
         per_gb=per_byte * 1e9,
+        per_gb_least=min(run.cpu_seconds / run.gigabytes for run in runs),
+        per_gb_most=max(run.cpu_seconds / run.gigabytes for run in runs),
         per_cpu_second=1e-6 / per_byte if per_byte else 0.0,
         share=per_byte * GIGABIT,
         busy=middle(lambda run: run.cpu_seconds / run.seconds),

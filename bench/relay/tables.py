@@ -6,8 +6,8 @@ from rich.console import Console
 from rich.table import Table
 
 from p2psync.bench.relay.bench import limit_of
-from p2psync.bench.relay.report import Line, RelayReport, kinds, lines, times_cheaper
-from p2psync.bench.swarm.contenders import OURS
+from p2psync.bench.relay.report import RelayLine, RelayReport, kinds, lines, times_cheaper
+from p2psync.bench.swarm.contenders import P2PSYNC
 
 
 def print_relay_report(report: RelayReport, console: Console | None = None) -> None:
@@ -19,10 +19,10 @@ def print_relay_report(report: RelayReport, console: Console | None = None) -> N
         found = lines(runs)
         if found:
             console.print(_table(f"{size / (1 << 20):.4g} MiB, links of {limit_of(rate)}", found))
-        for rival in dict.fromkeys(run.contender for run in runs if run.contender != OURS):
-            times = times_cheaper(runs, OURS, rival)
+        for baseline in dict.fromkeys(run.contender for run in runs if run.contender != P2PSYNC):
+            times = times_cheaper(runs, P2PSYNC, baseline)
             if times is not None:
-                console.print(f"{rival} takes {times:.2f} times the CPU time of {OURS} for the same bytes")
+                console.print(f"{baseline} takes {times:.2f} times the CPU time of {P2PSYNC} for the same bytes")
     for run in report.passages:
         if run.trouble:
             console.print(f"{run.contender}, round {run.round + 1}: {run.trouble}", style="dim")
@@ -37,7 +37,7 @@ def print_relay_report(report: RelayReport, console: Console | None = None) -> N
     )
 
 
-def _table(title: str, found: list[Line]) -> Table:
+def _table(title: str, found: list[RelayLine]) -> Table:
     table = Table("", title=title, title_justify="left")
     for head in (
         "runs",
@@ -55,14 +55,14 @@ def _table(title: str, found: list[Line]) -> Table:
         table.add_row(
             line.contender,
             str(line.runs),
-            f"{line.per_gb:.2f}",
+            f"{line.per_gb:.2f} ({line.per_gb_least:.2f} – {line.per_gb_most:.2f})",
             f"{line.per_cpu_second:.0f}",
             f"{line.share:.2f}",
-            f"{line.seconds:.2f}",
+            f"{line.seconds:.2f} ({line.seconds_least:.2f} – {line.seconds_most:.2f})",
             f"{line.through:.0f}",
             f"{line.busy:.2f}",
             f"{line.waste:.3f}",
             f"{line.piece_bytes / 1024:.0f} KiB",
-            style="bold" if line.contender == OURS else "",
+            style="bold" if line.contender == P2PSYNC else "",
         )
     return table

@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from p2psync.bench.rl.generator import ActorSaid, Spent
-from p2psync.bench.rl.learner import StepSaid
-from p2psync.bench.rl.report import Idle, Run, Step
-from p2psync.bench.rl.scale import Options
+from p2psync.bench.rl.generator import ActorResult, SlotTimes
+from p2psync.bench.rl.learner import LearnerStep
+from p2psync.bench.rl.report import Idle, LoopRun, LoopStep
+from p2psync.bench.rl.scale import LoopOptions
+
+#: On what time is spent that makes no tokens.
+_WAYS = ("without_work", "without_version", "paused", "staging", "behind")
 
 
 def figures(
-    options: Options,
-    run: Run,
-    said: Sequence[StepSaid],
-    actors: Mapping[str, ActorSaid],
+    options: LoopOptions,
+    run: LoopRun,
+    said: Sequence[LearnerStep],
+    actors: Mapping[str, ActorResult],
     hashes: Mapping[str, str],
     uplink: Sequence[int],
-) -> Run:
+) -> LoopRun:
     """run: what is known of it beforehand. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
     that had left the trainer when each step ended."""
     start = said[0].put
@@ -30,8 +33,9 @@ def figures(
     lags = sum((Counter(step.lags) for step in counted), Counter[int]())
     outcomes = sum((Counter(actor.outcomes) for actor in actors.values()), Counter[str]())
     most = len(actors) * options.speed
-    return Run(
+    return LoopRun(
         way=run.way,
+        round=run.round,
         gbit=run.gbit,
         regions=run.regions,
         actors=len(actors),
@@ -43,7 +47,6 @@ def figures(
         idle=idle([actor.spent for actor in actors.values()], begin, end),
         staleness_mean=sum(lag * count for lag, count in lags.items()) / max(1, lags.total()),
         staleness_most=max(lags, default=0),
-        pauses=[c.pause for actor in actors.values() for c in actor.commits if begin <= c.at <= end],
         spread=[max(step.live.values()) - step.published for step in counted if len(step.live) == len(actors)],
         uplink_bytes=(uplink[-1] - uplink[options.warm - 1]) / len(counted),
         payload_bytes=sum(step.payload_bytes for step in counted) / len(counted),
@@ -52,29 +55,28 @@ def figures(
     )
 
 
-def idle(spent: Sequence[Sequence[Spent]], begin: float, end: float) -> Idle:
+def idle(spent: Sequence[Sequence[SlotTimes]], begin: float, end: float) -> Idle:
     """How the time of all actors was spent between two moments."""
-    total, parts = 0.0, [0.0, 0.0, 0.0]
+    total, parts = 0.0, [0.0] * len(_WAYS)
     for notes in spent:
         inside = [note for note in notes if begin <= note.at <= end]
         if len(inside) < 2:
             continue
         first, last = inside[0], inside[-1]
-        ways = ("without_work", "without_version", "paused")
-        found = [getattr(last, way) - getattr(first, way) for way in ways]
+        found = [getattr(last, way) - getattr(first, way) for way in _WAYS]
         total += last.making - first.making + sum(found)
         parts = [part + more for part, more in zip(parts, found, strict=True)]
     shares = [part / total if total else 0.0 for part in parts]
-    return Idle(without_work=shares[0], without_version=shares[1], paused=shares[2])
+    return Idle(**dict(zip(_WAYS, shares, strict=True)))
 
 
-def _step(said: StepSaid, start: float, actors: Mapping[str, ActorSaid], uplink: int) -> Step:
+def _step(said: LearnerStep, start: float, actors: Mapping[str, ActorResult], uplink: int) -> LoopStep:
     live = {}
     for host, actor in actors.items():
         at = [commit.at for commit in actor.commits if commit.version >= said.step + 1]
         if at:
             live[host] = min(at) - start
-    return Step(
+    return LoopStep(
         put=said.put - start,
         collected=said.collected - start,
         learned=said.learned - start,

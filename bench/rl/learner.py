@@ -1,10 +1,10 @@
-"""The trainer of a run: a real publisher and ledger; the optimizer's steps take the time that they are told to.
+"""The trainer of a run: a real publisher and ledger; an optimizer's step takes the time that the task names.
 
-    python -m p2psync.bench.rl.learner '{…}'     (see `Task`)
+    python -m p2psync.bench.rl.learner '{…}'     (see `LearnerTask`)
 
-It says, a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
-each step what `StepSaid` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
-standard input.
+It writes a JSON object a line: `{"ready": URL, "public": KEY}`; `{"all": N}` once so many actors are at version 0; for
+each step what `LearnerStep` names; at the end `{"hashes": {version: SHA-256}}`. It is told `go`, and ends with its
+standard input. `{"hashes": …, "skipped": N}`: N versions were never sent, for a newer one.
 """
 
 from __future__ import annotations
@@ -17,29 +17,32 @@ from pathlib import Path
 import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from p2psync.bench.rl.scale import FREE, FULL
+from p2psync.bench.rl.broadcast import FinishingBroadcast
+from p2psync.bench.rl.scale import FIFO, FREE, FULL_WAYS, SPARSE, STRICT
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
 from p2psync.bench.rl.weights import Optimizer, make_module, sha256
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
 from p2psync.trainer.config import TrainerConfig
+from p2psync.store.packs import Store
 from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.publisher import Publisher
+from torch import nn
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class LearnerTask(msgspec.Struct, frozen=True, kw_only=True):
     """What the process is to do. prompts: tokens of each prompt's answers, by step. learning: seconds here of a step.
 
-    store, masters, board: paths. key: 32 bytes in hex.
+    store, masters, board: paths; of each actor's own board, in boards. key: 32 bytes in hex.
     """
 
     way: str
     store: str
     masters: str
     board: str
+    boards: list[str]
     address: str
     region: str
     key: str
@@ -55,7 +58,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
+class LearnerStep(msgspec.Struct, frozen=True, kw_only=True):
     """A step. Moments of time.monotonic: the answers were all there, learning was over, the new version was out (which
     is when `publish` returned), the step was committed to the ledger. tokens: learned from. lags: how many answers were
     made so many versions behind the policy that learns from them. payload_bytes: of the version; 0: nothing travels."""
@@ -71,10 +74,10 @@ class StepSaid(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int
 
 
-class Learner:
+class PacedLearner:
     """What the process does."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: LearnerTask) -> None:
         torch.set_num_threads(1)
         self._task = task
         self._module = make_module(task.shapes, Path(task.masters))
@@ -96,29 +99,47 @@ class Learner:
             advertise=task.address,
             region=task.region,
             congestion=task.congestion,
-            squash=task.way != FULL,
+            squash=task.way not in FULL_WAYS,
         )
+
+        def make_maker(store: Store, run: str) -> WholeMaker:
+            self._maker = WholeMaker(store, config.store / "snapshot", key, run)
+            return self._maker
+
+        waits = task.way in (FIFO, STRICT, SPARSE)
+        published = make_module(task.shapes, Path(task.masters)) if waits else self._module
         warm()
         with Publisher(
-            self._module,
+            published,
             config,
             rollouts=self._rollouts,
             on_event=_hear,
-            version_builder=(lambda store, run: WholeMaker(store, config.store / "snapshot", key, run))
-            if task.way == FULL
-            else None,
+            version_builder=make_maker if task.way in FULL_WAYS else None,
         ) as publisher:
-            publisher.publish(announced=True)
-            say({"ready": publisher.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
+            first = publisher.publish(announced=True)
+            self._payload_bytes = 0 if first is None else first.payload_bytes
+            write_line({"ready": publisher.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
             publisher.wait_for_actors(task.actors, 300.0)
-            say({"all": task.actors})
+            write_line({"all": task.actors})
             sys.stdin.readline()
-            self._loop(publisher)
-            say({"hashes": {str(version): digest for version, digest in self._hashes.items()}})
+            skipped = self._finish_each(publisher, published) if waits else self._loop(publisher, None)
+            hashes = {str(version): digest for version, digest in self._hashes.items()}
+            write_line({"hashes": hashes, "skipped": skipped})
             sys.stdin.read()
 
-    def _loop(self, publisher: Publisher) -> None:
-        """The training loop of docs/ledger.md."""
+    def _finish_each(self, publisher: Publisher, outbox: nn.Module) -> int:
+        """The loop with broadcasts that finish."""
+        boards = [Board(Path(path)) for path in self._task.boards]
+
+        def publish(version: int) -> None:
+            self._maker.skip_to(version)
+            publisher.publish()
+
+        with FinishingBroadcast(outbox, boards, publish, self._task.way == STRICT) as broadcast:
+            return self._loop(publisher, broadcast)
+
+    def _loop(self, publisher: Publisher, broadcast: FinishingBroadcast | None) -> int:
+        """Runs the training loop of docs/ledger.md; returns how many versions were never sent."""
         prompts, rollouts = self._task.prompts, self._rollouts
         rollouts.put(0, _items(0, prompts[0]))
         for step in range(len(prompts) - 1):
@@ -128,10 +149,10 @@ class Learner:
             collected = time.monotonic()
             self._learn(step + 1)
             learned = time.monotonic()
-            payload_bytes = self._publish(publisher, step + 1)
+            payload_bytes = self._publish(publisher, broadcast, step + 1)
             published = time.monotonic()
             rollouts.commit_step(step)
-            said = StepSaid(
+            said = LearnerStep(
                 step=step,
                 put=put,
                 collected=collected,
@@ -142,7 +163,8 @@ class Learner:
                 lags=_lags(step, results),
                 payload_bytes=payload_bytes,
             )
-            say(said)
+            write_line(said)
+        return 0 if broadcast is None else broadcast.skipped
 
     def _learn(self, version: int) -> None:
         """Real new weights; then wait for the end of the time that a step takes."""
@@ -152,8 +174,12 @@ class Learner:
             self._hashes[version] = sha256(self._module)
         time.sleep(max(0.0, end - time.monotonic()))
 
-    def _publish(self, publisher: Publisher, version: int) -> int:
-        """Bytes of the new version."""
+    def _publish(self, publisher: Publisher, broadcast: FinishingBroadcast | None, version: int) -> int:
+        """Publishes a version, or lets it wait; returns its bytes (of one that waits: those of the first anchor)."""
+        if broadcast is not None:
+            if self._task.way != SPARSE or version % (self._task.staleness + 1) == 0:
+                broadcast.put(version, self._module)
+            return self._payload_bytes
         if self._task.way != FREE:
             event = publisher.publish()
             return 0 if event is None else event.payload_bytes
@@ -183,4 +209,4 @@ def _hear(event: Event) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    Learner(msgspec.json.decode(sys.argv[1], type=Task)).run()
+    PacedLearner(msgspec.json.decode(sys.argv[1], type=LearnerTask)).run()

@@ -6,12 +6,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from p2psync.bench.rl.report import FREE, FULL, OURS, RlReport, Run, lines
+from p2psync.bench.rl.report import P2PSYNC, LoopRun, RlReport, lines
+from p2psync.bench.rl.scale import FIFO, FREE, FULL, SPARSE, STRICT
 from p2psync.bench.rl.tables import NAMES
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.
-_COLOURS = {FREE: "#999999", OURS: "#D55E00", FULL: "#0072B2"}
+_COLOURS = {FREE: "#999999", P2PSYNC: "#D55E00", FULL: "#0072B2", FIFO: "#56B4E9", STRICT: "#009E73", SPARSE: "#CC79A7"}
 _INK = "#222222"
 
 
@@ -50,12 +51,13 @@ def _rates(axes: Any, report: RlReport) -> None:
     labels, places, at = [], [], 0.0
     named: set[str] = set()
     for (gbit, regions), found in networks:
-        group = [line.run for line in found if not line.run.trouble]
-        for run in group:
+        group = [line for line in found if line.tokens is not None]
+        for line in group:
+            run, tokens = line.run, (line.tokens or 0.0) / 1000
             label = "" if run.way in named else NAMES[run.way]
             named.add(run.way)
-            bar = axes.bar(at, run.tokens_per_second / 1000, width=0.9, color=_COLOURS.get(run.way), label=label)
-            axes.bar_label(bar, [f"{run.tokens_per_second / 1000:.1f}"], fontsize=7)
+            bar = axes.bar(at, tokens, width=0.9, color=_COLOURS.get(run.way), label=label)
+            axes.bar_label(bar, [f"{tokens:.1f}"], fontsize=7)
             at += 1
         places.append(at - (len(group) + 1) / 2)
         labels.append(f"{gbit:g} Gbit/s\n{regions} region(s)")
@@ -67,8 +69,8 @@ def _rates(axes: Any, report: RlReport) -> None:
 
 
 def _times(axes: Any, report: RlReport) -> None:
-    """Of each run, a row: answers there, learning, and when the version was live on the actors."""
-    runs = [run for run in report.runs if run.steps]
+    """Of each way's middle run, a row: answers there, learning, and when the version was live on the actors."""
+    runs = [line.run for line in lines(report.runs) if line.run.steps]
     for row, run in enumerate(runs):
         _row(axes, row, run, report.faster)
     axes.set_yticks(
@@ -80,7 +82,7 @@ def _times(axes: Any, report: RlReport) -> None:
     )
 
 
-def _row(axes: Any, row: int, run: Run, faster: float) -> None:
+def _row(axes: Any, row: int, run: LoopRun, faster: float) -> None:
     for step in run.steps:
         axes.barh(
             *(row, (step.published - step.collected) * faster),

@@ -1,9 +1,10 @@
 """What a loop is like, and how it is brought to the size of this machine.
 
-A loop is told in the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What runs
-is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and with
-`faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, pauses, leases and
-the writing to disk stay what they are, so they weigh that many times more than in the real loop.
+A loop is described by the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What
+runs is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and
+with `faster`, all of it that many times sooner: paced times are divided, rates multiplied. Round trips, leases and the
+writing to disk stay as they are, so they weigh that many times more than in the real loop. Staging and pauses handle a
+smaller model in a shorter loop: actors are charged for the rest (see `LoopOptions.machine_share`).
 """
 
 from __future__ import annotations
@@ -17,8 +18,13 @@ from p2psync.topology.model import Link, Region, Topology
 
 #: The model whose loop this is: bytes of its bf16 weights.
 REAL_BYTES = 16e9
-FREE, OURS, FULL = "free", "p2psync", "full"
-WAYS = (FREE, OURS, FULL)
+FREE, P2PSYNC, FULL, FIFO, STRICT, SPARSE = "free", "p2psync", "full", "full-fifo", "full-strict", "full-sparse"
+#: Full broadcasts: a newer version takes the place of one under way; each version finishes and the newest waiting one
+#: is next; each finishes and the oldest waiting one is next; as few are sent as staleness allows, and each finishes.
+FULL_WAYS = (FULL, FIFO, STRICT, SPARSE)
+WAYS = (FREE, P2PSYNC, *FULL_WAYS)
+#: Of this machine's cores, what all actors' generation together takes at most. The rest is for what is measured.
+_BURNT_SHARE = 0.5
 #: Round trips between the trainer's region and the others, and between any two of these (ms), in turn.
 _RTT_MS = (30, 70, 110, 150)
 _LOSS = 0.001
@@ -33,7 +39,7 @@ _LAYERS, _COLUMNS = 16, 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LoopOptions:
     """A loop, in the figures of a real one, and how it is run here.
 
     gbits: of every link. regions, actors: regions beside the trainer's own, and actors in each. generation: seconds in
@@ -41,13 +47,14 @@ class Options:
     seconds that one prompt's answers take on average. slots: prompts that an actor works on at a time. speed: tokens a
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:
     share of the elements that a step changes. steps, full_steps: of a run, of one by full broadcast; the first `warm`
-    do not count. model_bytes, faster: see above. settle: seconds in which members may measure their links before the
-    first step, at most. limit: seconds of all steps of a run.
+    do not count. model_bytes, faster: see above. cores: of an actor's real machine, on which generation and staging
+    compete. rounds: of all ways, each first in its turn. settle: seconds in which members may measure their links
+    before the first step, at most. limit: seconds of all steps of a run.
     """
 
     gbits: Sequence[float] = (1.0,)
     regions: Sequence[int] = (4,)
-    ways: Sequence[str] = WAYS
+    ways: Sequence[str] = (FREE, P2PSYNC, FULL, FIFO, SPARSE)
     actors: int = 2
     generation: float = 60.0
     learning: float = 30.0
@@ -61,6 +68,8 @@ class Options:
     warm: int = 2
     model_bytes: int = 64_000_000
     faster: float = 6.0
+    cores: float = 4.0
+    rounds: int = 1
     congestion: str = "bbr"
     settle: float = 90.0
     limit: float = 900.0
@@ -85,18 +94,27 @@ class Options:
         """Mbit/s of a link here."""
         return 1000 * gbit / self.shrunk * self.faster
 
+    @property
+    def machine_share(self) -> float:
+        """The part of one core here that stands for an actor's machine: its cores, slower by as much as the links."""
+        return self.cores * self.faster / self.shrunk
+
+    def burnt_share(self, actors: int, cores: int) -> float:
+        """The part of one core that an actor's generation takes where so many actors share so many cores."""
+        return min(self.machine_share, _BURNT_SHARE * cores / actors)
+
     def steps_of(self, way: str) -> int:
         """How many steps a run of this kind has."""
-        return self.full_steps if way == FULL else self.steps
+        return self.full_steps if way in FULL_WAYS else self.steps
 
 
-def quick(options: Options) -> Options:
+def quick_options(options: LoopOptions) -> LoopOptions:
     """The short form: one region of two actors, an 8 MB model, few steps of little work."""
     small = replace(options, gbits=(1.0,), regions=(1,), model_bytes=8_000_000, faster=40.0)
     return replace(small, steps=5, full_steps=4, warm=2, settle=0.0)
 
 
-def topology(options: Options, regions: int, gbit: float) -> Topology:
+def topology(options: LoopOptions, regions: int, gbit: float) -> Topology:
     """The trainer alone in r0, `regions` others with their actors; every host and every pair of regions has a link of
     the same rate."""
     rate = options.rate(gbit)
@@ -111,7 +129,7 @@ def topology(options: Options, regions: int, gbit: float) -> Topology:
     return Topology("r0-0", {**own, **others}, links)
 
 
-def lengths(options: Options, actors: int, step: int) -> list[int]:
+def lengths(options: LoopOptions, actors: int, step: int) -> list[int]:
     """Tokens of each prompt's answers in a step: heavy-tailed, cut off, the same sum in every step."""
     count = actors * options.prompts
     draw = np.random.default_rng((options.seed, step)).lognormal(-(_SIGMA**2) / 2, _SIGMA, count).clip(0.1, _LONGEST)

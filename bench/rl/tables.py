@@ -8,9 +8,17 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from p2psync.bench.rl.report import FREE, FULL, OURS, Line, RlReport, Run, lines
+from p2psync.bench.rl.report import P2PSYNC, LoopLine, LoopRun, RlReport, lines
+from p2psync.bench.rl.scale import FIFO, FREE, FULL, SPARSE, STRICT
 
-NAMES = {FREE: "no-cost sync", OURS: "p2psync", FULL: "full broadcast"}
+NAMES = {
+    FREE: "no-cost sync",
+    P2PSYNC: "p2psync",
+    FULL: "full: replaced",
+    FIFO: "full: finished",
+    STRICT: "full: in order",
+    SPARSE: "full: sparse",
+}
 
 
 def print_rl_report(report: RlReport, console: Console | None = None) -> None:
@@ -22,22 +30,30 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
         f"version(s) behind; {100 * report.density:g} % of the weights change"
     )
     console.print(
-        f"Tokens and optimizer steps are paced by the clock, {report.faster:g} times as fast; the rest runs: "
-        f"{report.model_bytes / 1e6:g} MB of bf16 weights over links slower by as much. Round trips, pauses and leases "
-        f"are not made faster, so they weigh {report.faster:g} times more than there",
+        f"Tokens are arithmetic that takes {report.burnt_share:.2g} of a core here for an actor, optimizer steps wait "
+        f"for the clock, {report.faster:g} times as fast; the rest runs: {report.model_bytes / 1e6:g} MB of bf16 "
+        "weights over links slower by as much. Round trips and leases are not made faster, so they weigh "
+        f"{report.faster:g} times more than there; staging and pauses are charged as of the real model, where "
+        f"{report.machine_share:.2g} of a core here stands for an actor's machine",
         style="dim",
     )
     for (regions, gbit), found in groupby(lines(report.runs), lambda line: (line.run.regions, line.run.gbit)):
         console.print(_table(f"{regions} region(s), links of {gbit:g} Gbit/s", list(found), report))
     console.print(
-        "of most: of what actors make that never idle; lost: to the no-cost sync; behind: versions between an answer "
-        "and the policy that learns from it, mean and most; live after: until the last actor has it, as in the real "
-        "loop; pauses and MB are as they were here",
+        "full: a newer version takes the place of one under way (replaced), each finishes before the next, or as few "
+        "are sent as staleness allows (sparse); lost: to the no-cost sync; to full: to the fastest full broadcast that "
+        "ran; to ideal: to one at the bound; idle, of the actors' time: no prompt, no version, paused for a commit, "
+        "staging, and no core, which is this machine's doing; behind: versions between an answer and the policy that "
+        "learns from it, mean and most; live: until the last actor has it, median, as in the real loop; MB: sent by "
+        "the trainer, as they were here. Staging and pauses of full broadcasts are not charged",
         style="dim",
     )
+    for text in headlines(report):
+        console.print(text)
     for run in report.runs:
         for text in _remarks(run):
-            console.print(f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s): {text}", style="dim")
+            what = f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s), round {run.round + 1}"
+            console.print(f"{what}: {text}", style="dim")
     console.print(
         f"{report.cpu}, {report.cpus_allowed} core(s) for all processes and their network; 1 % of packets were over "
         f"{report.late_ms:.2g} ms late; load before {report.load_before:.1f}",
@@ -45,52 +61,74 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
     )
 
 
-def _table(title: str, found: list[Line], report: RlReport) -> Table:
+def _table(title: str, found: list[LoopLine], report: RlReport) -> Table:
     table = Table("", title=title, title_justify="left")
     for head in (
         "tokens/s",
-        "of most",
         "lost",
         "to full",
+        "to ideal",
         "s/step",
         "idle",
         "no prompt",
         "no version",
         "paused",
-        "pause p50",
-        "p99, ms",
+        "staging",
+        "no core",
         "behind",
-        "live after, s",
-        "sent, MB/step",
+        "live, s",
+        "MB/step",
     ):
         table.add_column(head, justify="right")
     for line in found:
         run, idle = line.run, line.run.idle
         table.add_row(
             NAMES[run.way],
-            f"{run.tokens_per_second:.0f}",
-            _percent(run.share),
+            _tokens(line),
             _percent(line.lost),
-            "–" if line.times is None else f"{line.times:.2f}×",
+            _times(line.times),
+            _times(line.to_ideal),
             f"{run.seconds_per_step:.1f}",
             _percent(idle.whole),
             _percent(idle.without_work),
             _percent(idle.without_version),
             _percent(idle.paused),
-            _ms(run.pause(50)),
-            _ms(run.pause(99)),
+            _percent(idle.staging),
+            _percent(idle.behind),
             f"{run.staleness_mean:.2f}, ≤ {run.staleness_most}",
             f"{median(run.spread) * report.faster:.1f}" if run.spread else "–",
             f"{run.uplink_bytes / 1e6:.2f}",
-            style="bold" if run.way == OURS else "",
+            style="bold" if run.way == P2PSYNC else "",
         )
     return table
 
 
-def _remarks(run: Run) -> list[str]:
+def headlines(report: RlReport) -> list[str]:
+    """Returns a line for each network: how p2psync compares with the full broadcast that is fastest."""
+    found = []
+    for line in lines(report.runs):
+        run = line.run
+        if run.way != P2PSYNC or line.times is None:
+            continue
+        copies = [
+            f"; one at the bound takes {other.ideal_copy_seconds:.1f} s for a copy and makes "
+            f"{other.ideal_tokens_per_second:.0f} tokens/s, p2psync {_times(line.to_ideal)} of them"
+            for other in report.runs
+            if (other.gbit, other.regions) == (run.gbit, run.regions) and other.ideal_copy_seconds
+        ]
+        found.append(
+            f"{run.gbit:g} Gbit/s, {run.regions} region(s): p2psync makes {line.times:.2f} times the tokens of the "
+            f"fastest full broadcast{copies[0] if copies else ''}"
+        )
+    return found
+
+
+def _remarks(run: LoopRun) -> list[str]:
     found = []
     if run.trouble:
         found.append(run.trouble)
+    if run.skipped:
+        found.append(f"{run.skipped} version(s) never sent, for a newer one waited: a strict order takes longer")
     if run.other_weights:
         found.append(f"OTHER WEIGHTS than the published ones on {', '.join(run.other_weights)}")
     if run.refused:
@@ -102,5 +140,12 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def _ms(seconds: float | None) -> str:
-    return "–" if seconds is None else f"{1e3 * seconds:.1f}"
+def _tokens(line: LoopLine) -> str:
+    if line.tokens is None or line.least is None or line.most is None:
+        return "–"
+    spread = f" ({line.least:.0f} – {line.most:.0f})" if len(line.runs) > 1 else ""
+    return f"{line.tokens:.0f}{spread}"
+
+
+def _times(ratio: float | None) -> str:
+    return "–" if ratio is None else f"{ratio:.2f}×"

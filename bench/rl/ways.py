@@ -1,7 +1,9 @@
 """What differs between the three ways: how a version is made, and how actors come to be at it.
 
 free: a version is a number on a board that all processes see at once, and the ledger takes every actor to be at it.
-p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights.
+p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights. full-fifo and
+full-strict: so are these, and the next version is published only once every actor runs the one before. full-sparse: so,
+and of `staleness` + 1 versions one is published.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ class Board:
 
 
 def free_position(first: Position, version: int) -> Position:
-    """The position that a version has that nobody made. first: the real one that all begin with."""
+    """Returns the position of a version that was never made. first: the real one that all begin with."""
     if version == first.version:
         return first
     digest = hashlib.blake2b(_NUMBER.pack(version), digest_size=16).digest()
@@ -83,6 +85,10 @@ def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
 
 class WholeMaker(LocalVersionBuilder):
     """Makes every version an anchor."""
+
+    def skip_to(self, version: int) -> None:
+        """Gives the next version this number, which is above those of all versions before."""
+        self._newest = version - 1
 
     def make(
         self,

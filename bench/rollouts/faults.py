@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from p2psync.bench.rollouts.world import TTL, Broken, Clock, Trainer, digest_of
+from p2psync.bench.rollouts.world import TTL, Broken, EventClock, LedgerTrainer, digest_of
 from p2psync.trainer.ledger.core import LedgerConfig
 
 #: Faults end after so many virtual seconds, and everything must be done after so many more.
@@ -18,7 +18,7 @@ FAULTY, LIMIT = 120.0, 4000.0
 _PATIENCE = 20.0
 
 
-class History(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerHistory(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one seed."""
 
     seed: int
@@ -48,8 +48,8 @@ class Swept(msgspec.Struct, kw_only=True):
 
 
 @dataclass
-class _Actor:
-    world: World
+class _FaultyActor:
+    world: FaultyWorld
     name: str
     speed: float
     liar: bool
@@ -82,7 +82,7 @@ class _Actor:
         self.world.clock.after(delay, lambda: call() if self.alive and self.incarnation == incarnation else None)
 
     def _ask_world(
-        self, call: Callable[[Trainer, Callable[[object], None]], None], got: Callable[[object], None]
+        self, call: Callable[[LedgerTrainer, Callable[[object], None]], None], got: Callable[[object], None]
     ) -> None:
         """A request and its answer, each of which may be lost, late or doubled."""
         world, rng = self.world, self.world.rng
@@ -207,12 +207,12 @@ def _ignore(_answer: object) -> None:
     pass
 
 
-class World:
+class FaultyWorld:
     """Everything that one seed draws."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
-        self.clock = Clock()
+        self.clock = EventClock()
         self.seed = seed
         self.loss = rng.choice([0.0, 0.02, 0.2])
         self.doubled = rng.choice([0.0, 0.1])
@@ -225,10 +225,10 @@ class World:
             hedge_margin=rng.choice([0.0, 1.0, 1.25]),
             max_done_bytes=rng.choice([120, 1 << 20]),
         )
-        self.trainer = Trainer(self.clock, rng, rng.randint(2, 6), rng.randint(1, 24), config)
+        self.trainer = LedgerTrainer(self.clock, rng, rng.randint(2, 6), rng.randint(1, 24), config)
         count = rng.randint(1, 6)
         self.actors = [
-            _Actor(self, f"n{index}", rng.choice([30.0, 100.0, 300.0]), liar=index > 0 and rng.random() < 0.3)
+            _FaultyActor(self, f"n{index}", rng.choice([30.0, 100.0, 300.0]), liar=index > 0 and rng.random() < 0.3)
             for index in range(count)
         ]
         self.deaths = self.cuts = 0
@@ -238,7 +238,7 @@ class World:
         """Of one message."""
         return self.rng.uniform(0.001, self._slow) * (10 if self.rng.random() < 0.02 else 1)
 
-    def run(self) -> History:
+    def run(self) -> LedgerHistory:
         """Until all steps are saved. Raises `Broken`."""
         self.trainer.start()
         for actor in self.actors:
@@ -249,7 +249,7 @@ class World:
             self.clock.step()
             if self.clock.now > LIMIT:
                 raise Broken(f"step {len(self.trainer.trained)} is not done after {LIMIT:.0f} s")
-        return History(
+        return LedgerHistory(
             seed=self.seed,
             seconds=self.clock.now,
             steps=self.trainer.steps,
@@ -300,9 +300,9 @@ class World:
             self.clock.after(self.rng.choice([0.1, 2.0, 10.0]), self.trainer.start)
 
 
-def simulate(seed: int) -> History:
+def simulate(seed: int) -> LedgerHistory:
     """One seed. Raises `Broken`."""
-    return World(seed).run()
+    return FaultyWorld(seed).run()
 
 
 def sweep(seeds: range, tell: Callable[[str], None]) -> Swept:

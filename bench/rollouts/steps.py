@@ -45,7 +45,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """How a case went. seconds: of each step. ideal: of all, if every actor worked at full rate to each step's end.
 
     hedged: grants of items that somebody else held. wasted: share of all generated tokens that did not count.
@@ -67,11 +67,11 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
     """One case under each policy, in the order of `POLICIES`."""
 
     case: Case
-    outcomes: list[Outcome]
+    outcomes: list[StepOutcome]
 
 
 @dataclass
-class _Actor:
+class _PacedActor:
     name: str
     speed: float
     slots: int
@@ -83,7 +83,7 @@ class _Actor:
     asking: bool = False
 
 
-class Simulation:
+class RolloutSimulation:
     """One case under one policy: "equal" (each actor its part at once), "asking" (whoever asks gets what it asks for),
     or "allotted"."""
 
@@ -94,7 +94,7 @@ class Simulation:
         lags = case.lags or [0.0] * len(case.speeds)
         lies = case.claims or [1.0] * len(case.speeds)
         self.actors = [
-            _Actor(f"{index:03d}", speed, case.slots, lag, lie)
+            _PacedActor(f"{index:03d}", speed, case.slots, lag, lie)
             for index, (speed, lag, lie) in enumerate(zip(case.speeds, lags, lies, strict=True))
         ]
         self.ledger = Ledger(
@@ -107,7 +107,7 @@ class Simulation:
         self._remaining = 0
         self._made = self._useful = 0.0
 
-    def run(self) -> Outcome:
+    def run(self) -> StepOutcome:
         """All steps."""
         seconds = []
         for step in range(self.case.steps):
@@ -117,7 +117,7 @@ class Simulation:
                 self.now, _, call = heapq.heappop(self._events)
                 call()
             seconds.append(self.now - began)
-        return Outcome(
+        return StepOutcome(
             policy=self.policy,
             seconds=seconds,
             ideal=sum(self._ideal(step) for step in range(self.case.steps)),
@@ -144,7 +144,7 @@ class Simulation:
         for actor in self.actors:
             self._at(actor.lag, lambda actor=actor: self._updated(actor, step))  # type: ignore[misc]
 
-    def _updated(self, actor: _Actor, version: int) -> None:
+    def _updated(self, actor: _PacedActor, version: int) -> None:
         actor.version = max(actor.version, version)
         self.ledger.renew_node(actor.name, self.now, actor.version)
         self._ask(actor)
@@ -152,7 +152,7 @@ class Simulation:
     def _at(self, delay: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._count), call))
 
-    def _room(self, actor: _Actor) -> int:
+    def _room(self, actor: _PacedActor) -> int:
         if self.policy == "equal":
             # Each its part, at once, whatever becomes of it.
             share = -(-self.case.items // len(self.actors))
@@ -161,12 +161,12 @@ class Simulation:
             return 0 if actor.queue else self.case.ahead
         return actor.slots - actor.busy - len(actor.queue)
 
-    def _ask(self, actor: _Actor) -> None:
+    def _ask(self, actor: _PacedActor) -> None:
         if not actor.asking and self._room(actor) > 0:
             actor.asking = True
             self._at(self.case.rtt / 2, lambda: self._arrived(actor))
 
-    def _arrived(self, actor: _Actor) -> None:
+    def _arrived(self, actor: _PacedActor) -> None:
         lease = str(next(self._leases))
         items = self.ledger.lease(actor.name, lease, self._room(actor), self.now, actor.version)
         if items:
@@ -175,12 +175,12 @@ class Simulation:
         elif self._remaining:
             self._at(LOOK_EVERY, lambda: self._arrived(actor))
 
-    def _granted(self, actor: _Actor, work: list[tuple[str, str]]) -> None:
+    def _granted(self, actor: _PacedActor, work: list[tuple[str, str]]) -> None:
         actor.asking = False
         actor.queue += work
         self._start(actor)
 
-    def _start(self, actor: _Actor) -> None:
+    def _start(self, actor: _PacedActor) -> None:
         while actor.queue and actor.busy < actor.slots:
             lease, item = actor.queue.pop(0)
             actor.busy += 1
@@ -190,13 +190,13 @@ class Simulation:
             self._at(seconds, lambda lease=lease, item=item, t=tokens: self._finished(actor, lease, item, t))  # type: ignore[misc]
         self._ask(actor)
 
-    def _finished(self, actor: _Actor, lease: str, item: str, tokens: float) -> None:
+    def _finished(self, actor: _PacedActor, lease: str, item: str, tokens: float) -> None:
         actor.busy -= 1
         self._made += tokens
         self._at(self.case.rtt / 2, lambda: self._offered(actor, lease, item, tokens))
         self._start(actor)
 
-    def _offered(self, actor: _Actor, lease: str, item: str, tokens: float) -> None:
+    def _offered(self, actor: _PacedActor, lease: str, item: str, tokens: float) -> None:
         told = int(tokens * actor.lie)
         version = int(item.split("/")[0])
         void = set(self.ledger.void(lease))
@@ -225,9 +225,9 @@ def _lengths(case: Case) -> Callable[[int, int], float]:
     return length
 
 
-def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[Outcome]:
+def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[StepOutcome]:
     """The same case under each policy."""
-    return [Simulation(case, policy).run() for policy in policies]
+    return [RolloutSimulation(case, policy).run() for policy in policies]
 
 
 def cases(seed: int = 1, steps: int = 8) -> list[Case]:

@@ -29,7 +29,7 @@ def digest_of(version: int) -> str:
     return f"{version:032x}"
 
 
-class Clock:
+class EventClock:
     """Virtual time, and what is to happen."""
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Clock:
         call()
 
 
-class Trainer:
+class LedgerTrainer:
     """Steps of `items` prompts each; the next step's are put in when the one in hand is complete."""
 
-    def __init__(self, clock: Clock, rng: random.Random, steps: int, items: int, config: LedgerConfig) -> None:
+    def __init__(self, clock: EventClock, rng: random.Random, steps: int, items: int, config: LedgerConfig) -> None:
         self.clock = clock
         self.rng = rng
         self.steps = steps

@@ -19,10 +19,10 @@ from p2psync.membership.work import WorkItem
 from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.records import ItemsPut, LedgerChange, ResultAccepted, ResultsTaken, StepCommitted
 
-Spent = tuple[float, float]
+SlotTimes = tuple[float, float]
 
 
-def journaled(place: Path, size: int, batch: int, batches: int) -> Spent:
+def journaled(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
     """Seconds of (processor time, elapsed time) to write so many batches of results through a journal."""
     path = place / "ledger.db"
     journal = Journal(path)
@@ -47,7 +47,7 @@ def journaled(place: Path, size: int, batch: int, batches: int) -> Spent:
             file.unlink()
 
 
-def appended(place: Path, size: int, batch: int, batches: int) -> Spent:
+def appended(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
     """The same for one file that is only appended to."""
     data = os.urandom(size)
 
@@ -63,7 +63,7 @@ def appended(place: Path, size: int, batch: int, batches: int) -> Spent:
         (place / "log").unlink()
 
 
-def _spent(call: Callable[[], None]) -> Spent:
+def _spent(call: Callable[[], None]) -> SlotTimes:
     cpu, began = time.process_time(), time.perf_counter()
     call()
     return time.process_time() - cpu, time.perf_counter() - began

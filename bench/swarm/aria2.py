@@ -1,8 +1,10 @@
-"""aria2 in a race: one aria2c on every host, told of each other by a tracker beside the trainer.
+"""aria2 in a race: one aria2c on every host, which learn of each other from a tracker beside the trainer.
 
 Its settings are those of a fast, private network: no limits, no other ways to find peers, no encryption asked for,
-every peer allowed at once. Warm: all run, and are given the torrent over their control port at the start, where the
-trainer's aria2c has it already and seeds. Cold: all are started with the torrent.
+every peer allowed at once. Warm: all have the torrent and are connected; the trainer's aria2c may send a byte a second,
+and any number of them from the start. aria2 has no way to be connected and send nothing: it sends one block (16 KiB)
+before its limit holds, and looks at a changed limit about every half second. Cold: all run, and the receivers are given
+the torrent over their control port at the start, where the trainer's has it already and seeds.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import base64
 import json
 import socket
 import time
+from http.client import HTTPResponse
 from pathlib import Path
 
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import SETTLE, Heat
+from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
@@ -29,7 +32,6 @@ _SETTINGS = (
     "--bt-max-peers=0",
     "--bt-request-peer-speed-limit=1000M",
     "--bt-tracker-interval=2",
-    "--max-overall-upload-limit=0",
     "--max-upload-limit=0",
     "--seed-ratio=0",
     "--file-allocation=none",
@@ -42,11 +44,11 @@ _SETTINGS = (
 _HOOK = '#!/bin/sh\n: > "$3.done"\n'
 
 
-class Aria2(Heat):
+class Aria2(Trial):
     """See the module."""
 
     def start(self, cold: bool) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         track, network = self.track, self.track.network
         tracker = f"{network.address(track.met_at)}:{_TRACKER}"
         self._torrent = torrent_of(track.file, track.piece, f"http://{tracker}/announce")
@@ -58,36 +60,38 @@ class Aria2(Heat):
         self._calls: dict[str, socket.socket] = {}
         peers = [f"{network.address(host)}:{_PORT}" for host in network.hosts]
         address, port = tracker.split(":")
-        self.began = time.monotonic()
+        self._cold = cold
         self._tracker = self.children.start(
             track.met_at, *PYTHON, "-m", "p2psync.bench.swarm.tracker", address, port, *peers, talks=True
         )
         self._client(
-            track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true", torrent=True
+            *(track.trainer, track.file.parent, "--check-integrity=false", "--bt-seed-unverified=true"),
+            f"--max-overall-upload-limit={0 if cold else 1}",
+            torrent=True,
         )
         for host in track.receivers:
             (self.place / host).mkdir()
-            self._client(host, self.place / host, torrent=cold)
+            self._client(host, self.place / host, torrent=not cold)
 
     def ready(self, deadline: float) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         self._tracker.wait_for("listening", deadline)
         for host in self._clients:
             self._calls[host] = self._call(host, deadline)
+        self._until_connected(deadline)
         time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
-        """See `Heat`."""
-        request = {"jsonrpc": "2.0", "id": "1", "method": "aria2.addTorrent"}
-        body = json.dumps(request | {"params": [base64.b64encode(self._torrent).decode()]}).encode()
-        head = f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+        """See `Trial`."""
+        add = _request("aria2.addTorrent", base64.b64encode(self._torrent).decode())
+        release = _request("aria2.changeGlobalOption", {"max-overall-upload-limit": "0"})
         began = time.monotonic()
-        for host in self.track.receivers:
-            self._calls[host].sendall(head + body)
+        for host in self.track.receivers if self._cold else [self.track.trainer]:
+            self._calls[host].sendall(add if self._cold else release)
         return began
 
     def finished(self) -> dict[str, float]:
-        """See `Heat`."""
+        """See `Trial`."""
         now = time.monotonic()
         for host in self.track.receivers:
             if host not in self.done and Path(f"{self.result(host)}.done").exists():
@@ -95,16 +99,16 @@ class Aria2(Heat):
         return self.done
 
     def trouble(self) -> str:
-        """See `Heat`."""
+        """See `Trial`."""
         ended = next((child for child in self._clients.values() if child.ended() is not None), None)
         return f"aria2c on {ended.host} ended: {ended.last_words()}" if ended else ""
 
     def node(self, host: str) -> Child:
-        """See `Heat`."""
+        """See `Trial`."""
         return self._clients[host]
 
     def result(self, host: str) -> Path:
-        """See `Heat`."""
+        """See `Trial`."""
         return self.place / host / self.track.file.name
 
     def _client(self, host: str, place: Path, *more: str, torrent: bool) -> None:
@@ -121,6 +125,23 @@ class Aria2(Heat):
             *given,
         )
 
+    def _until_connected(self, deadline: float) -> None:
+        """Unless cold, all are connected with all others that can reach them."""
+        if self._cold:
+            return
+        end, can = self.connect_until(deadline), self.connectable()
+        for host in self.track.receivers:
+            while time.monotonic() < end and self._connections(host) < can[host]:
+                time.sleep(0.05)
+
+    def _connections(self, host: str) -> int:
+        """With how many peers a client is connected."""
+        call = self._calls[host]
+        call.sendall(_request("aria2.tellActive"))
+        answer = HTTPResponse(call)
+        answer.begin()
+        return sum(int(download["connections"]) for download in json.loads(answer.read())["result"])
+
     def _call(self, host: str, deadline: float) -> socket.socket:
         """A connection to a client's control port, once it has one."""
         while time.monotonic() < deadline:
@@ -136,3 +157,9 @@ class Aria2(Heat):
                     break
                 time.sleep(0.02)
         raise P2PSyncError(f"aria2c on {host} does not listen: {self._clients[host].last_words()}")
+
+
+def _request(method: str, *params: object) -> bytes:
+    """A call of aria2's control port, which keeps the connection."""
+    body = json.dumps({"jsonrpc": "2.0", "id": "1", "method": method, "params": params}).encode()
+    return f"POST /jsonrpc HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body

@@ -1,4 +1,4 @@
-"""Who may race, and what each needs."""
+"""The contenders of a race, and what each needs."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ import importlib.util
 import shutil
 
 from p2psync.bench.swarm.aria2 import Aria2
-from p2psync.bench.swarm.libtorrent import Libtorrent
-from p2psync.bench.swarm.p2psync import Ours
+from p2psync.bench.swarm.libtorrent import Libtorrent, LibtorrentSuperSeeding
+from p2psync.bench.swarm.p2psync import P2PSync
 from p2psync.bench.swarm.rsync import Rsync
-from p2psync.bench.swarm.trial import Heat
+from p2psync.bench.swarm.trial import Trial
 
-OURS = "p2psync"
-HEATS: dict[str, type[Heat]] = {OURS: Ours, "aria2": Aria2, "libtorrent": Libtorrent, "rsync": Rsync}
-RIVALS = tuple(name for name in HEATS if name != OURS)
+P2PSYNC = "p2psync"
+#: The same client with another option: the better of the two is what p2psync is compared with.
+LIBTORRENT, SUPER = "libtorrent", "libtorrent-super"
+TRIALS: dict[str, type[Trial]] = {
+    P2PSYNC: P2PSync,
+    "aria2": Aria2,
+    LIBTORRENT: Libtorrent,
+    SUPER: LibtorrentSuperSeeding,
+    "rsync": Rsync,
+}
+BASELINES = tuple(name for name in TRIALS if name != P2PSYNC)
 
 
 def missing(name: str) -> str:
@@ -22,6 +30,6 @@ def missing(name: str) -> str:
         return "there is no aria2c: apt-get install aria2"
     if name == "rsync" and shutil.which("rsync") is None:
         return "there is no rsync: apt-get install rsync"
-    if name == "libtorrent" and importlib.util.find_spec("libtorrent") is None:
+    if name in (LIBTORRENT, SUPER) and importlib.util.find_spec("libtorrent") is None:
         return "there is no libtorrent: pip install libtorrent"
     return ""

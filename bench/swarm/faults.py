@@ -15,7 +15,7 @@ _TENTH = 0.1
 
 
 @dataclass(frozen=True)
-class Fault:
+class InjectedFault:
     """What is to happen so many seconds after the start."""
 
     name: str
@@ -48,7 +48,7 @@ def _both_ways(ends: tuple[str, str], sent: Mapping[str, int]) -> int:
 
 
 def cut_link(topology: Topology, network: EmulatedNetwork, sent: Mapping[str, int]) -> str:
-    """Leave a tenth of the busiest link's rates, or of the busiest relay's uplink; says which."""
+    """Leaves a tenth of the busiest link's rates, or of the busiest relay's uplink; returns which."""
     ends = busiest_link(topology, sent)
     if ends is not None:
         link = next(link for link in topology.link if link.between == ends)

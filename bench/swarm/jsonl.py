@@ -7,7 +7,7 @@ import sys
 import msgspec
 
 
-def say(what: object) -> None:
+def write_line(what: object) -> None:
     """One line of JSON."""
     sys.stdout.buffer.write(msgspec.json.encode(what) + b"\n")
     sys.stdout.buffer.flush()

@@ -11,73 +11,79 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.bench.swarm import publisher, receiver
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import Heat, sha256
+from p2psync.bench.swarm.trial import Trial, sha256
 from p2psync.errors import P2PSyncError
 from p2psync.protocol.keys import public_text
-from p2psync.topology.network import from_topology
 
 HUB_PORT, PORT = 7070, 7071
 #: A plan that has not changed for so long (seconds) is taken for settled: paths that are measured late change it late.
 QUIET = 20.0
 #: What a delta before the one that is timed carries of it.
-_TRIAL = 0.25
-#: Of the trainers of races, which nobody else trusts.
+_FIRST_DELTA_SHARE = 0.25
+#: The signing key of races' trainers, which only their receivers trust.
 _KEY = bytes(range(32))
 
 
-class Ours(Heat):
-    """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: the
-    trainer begins anew with the version in its store.
+class P2PSync(Trial):
+    """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: all processes run
+    with their nodes not started; the trainer's has the version in its store.
 
     The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
-    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is told beside it."""
+    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported beside it."""
 
-    _told: publisher.Told | None = None
+    _published: publisher.PublishedVersion | None = None
     _called = 0.0
 
     def start(self, cold: bool) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
+        self._cold = cold
         self._receivers: dict[str, Child] = {}
-        #: By version: who has it, and since when.
+        #: By version: the hosts that have it, each with the moment since when.
         self._at: dict[int, dict[str, float]] = {}
         self._peers: dict[str, int] = {}
         #: Each plan that the trainer has followed: when it did first, and its rate (Mbit/s).
         self._planned: list[tuple[float, float]] = []
         if cold:
             self._publish_before()
-        self.began = time.monotonic()
-        self._trainer = self._publisher()
+        self._trainer = self._publisher(cold)
         if self.track.met_at != self.track.trainer:
             self._lead_to_hub()
-        if cold:
-            self._start_receivers()
 
     def ready(self, deadline: float) -> None:
-        """See `Heat`."""
-        self._trainer.wait_for("ready", deadline)
+        """See `Trial`."""
+        self._trainer.wait_for("loaded" if self._cold else "ready", deadline)
         self._start_receivers()
+        if self._cold:
+            for child in self._receivers.values():
+                child.wait_for("loaded", deadline)
+            return
         self._until_connected(deadline)
         if self.track.base:
             self._bring(f"base {self.track.base}", deadline)
             # From a smaller delta the publisher learns how much must change for one of the size that is asked for.
-            self._bring(f"delta {int(_TRIAL * self.track.payload_bytes)}", deadline)
+            self._bring(f"delta {int(_FIRST_DELTA_SHARE * self.track.payload_bytes)}", deadline)
         self._until_planned(time.monotonic() + self.track.settle)
 
     def go(self, deadline: float) -> float:
-        """See `Heat`."""
+        """See `Trial`."""
+        if self._cold:
+            begin = time.monotonic()
+            for child in (self._trainer, *self._receivers.values()):
+                child.tell("start")
+            return begin
         what = "delta" if self.track.base else "base"
-        self._told = told = self._publish(f"{what} {self.track.payload_bytes}", deadline)
-        self._called, self.payload_bytes = told.called, told.payload_bytes
-        self.piece_bytes = told.payload_bytes // max(1, told.chunks)
-        return told.offered
+        self._published = published = self._publish(f"{what} {self.track.payload_bytes}", deadline)
+        self._called, self.payload_bytes = published.called, published.payload_bytes
+        self.piece_bytes = published.payload_bytes // max(1, published.chunks)
+        return published.offered
 
     def finished(self) -> dict[str, float]:
-        """See `Heat`."""
+        """See `Trial`."""
         self._listen_for_plans()
-        return self._holders(self._told.version) if self._told is not None else {}
+        return self._holders(self._published.version) if self._published is not None else {}
 
     def planned(self) -> list[float]:
-        """See `Heat`."""
+        """See `Trial`."""
         return [at for at, _ in self._planned]
 
     def plan_rate(self, at: float) -> float | None:
@@ -85,35 +91,35 @@ class Ours(Heat):
         return next((rate for since, rate in reversed(self._planned) if since <= at), None)
 
     def trouble(self) -> str:
-        """See `Heat`."""
+        """See `Trial`."""
         return f"the trainer ended: {self._trainer.last_words()}" if self._trainer.ended() is not None else ""
 
     def node(self, host: str) -> Child:
-        """See `Heat`."""
+        """See `Trial`."""
         return self._receivers[host]
 
     def result(self, host: str) -> Path:
-        """See `Heat`."""
-        assert self._told is not None
-        return self.place / host / "packs" / self._told.id / "payload"
+        """See `Trial`."""
+        assert self._published is not None
+        return self.place / host / "packs" / self._published.id / "payload"
 
     def unsound(self, hosts: Sequence[str]) -> list[str]:
-        """See `Heat`."""
-        assert self._told is not None
-        right = sha256(self.place / "trainer" / "packs" / self._told.id / "payload")
+        """See `Trial`."""
+        assert self._published is not None
+        right = sha256(self.place / "trainer" / "packs" / self._published.id / "payload")
         return [host for host in hosts if sha256(self.result(host)) != right]
 
     def more(self, end: float) -> dict[str, float]:
-        """See `Heat`."""
-        if self._told is None or not self._called:
+        """See `Trial`."""
+        if self._published is None or not self._called:
             return {}
-        return {"publish called": end - self._called, "manifest sealed": end - self._told.sealed}
+        return {"publish called": end - self._called, "manifest sealed": end - self._published.sealed}
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _publisher(self) -> Child:
+    def _publisher(self, cold: bool) -> Child:
         host = self.track.trainer
-        options = publisher.Options(
+        options = publisher.PublisherOptions(
             store=str(self.place / "trainer"),
             address=self.track.network.address(host),
             region=self._region(host),
@@ -122,6 +128,7 @@ class Ours(Heat):
             hub_port=HUB_PORT,
             port=PORT,
             congestion=self.track.congestion,
+            cold=cold,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.publisher", msgspec.json.encode(options).decode(), talks=True
@@ -129,7 +136,7 @@ class Ours(Heat):
 
     def _receiver(self, host: str) -> Child:
         topology, network = self.track.topology, self.track.network
-        options = receiver.Options(
+        options = receiver.ReceiverOptions(
             hub=f"http://{network.address(self.track.met_at)}:{HUB_PORT}",
             public=_public(),
             store=str(self.place / host),
@@ -137,13 +144,14 @@ class Ours(Heat):
             region=self._region(host),
             port=PORT if topology.dialable(host, self._region(host)) else None,
             congestion=self.track.congestion,
+            cold=self._cold,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
         )
 
     def _lead_to_hub(self) -> None:
-        """Those who cannot reach the trainer reach its hub where all meet."""
+        """Makes the trainer's hub reachable at the host that all can reach."""
         address = self.track.network.address
         met_at, trainer = self.track.met_at, self.track.trainer
         ends = (address(met_at), str(HUB_PORT), address(trainer), str(HUB_PORT))
@@ -152,14 +160,14 @@ class Ours(Heat):
     def _region(self, host: str) -> str:
         return dict(self.track.topology.hosts)[host]
 
-    def _publish(self, line: str, deadline: float) -> publisher.Told:
+    def _publish(self, line: str, deadline: float) -> publisher.PublishedVersion:
         self._trainer.tell(line)
-        return msgspec.convert(self._trainer.wait_for("sealed", deadline), publisher.Told)
+        return msgspec.convert(self._trainer.wait_for("sealed", deadline), publisher.PublishedVersion)
 
     def _bring(self, what: str, deadline: float) -> None:
         """Publish something, and wait until everyone has it."""
-        told = self._publish(what, deadline)
-        while len(self._holders(told.version)) < len(self._receivers):
+        published = self._publish(what, deadline)
+        while len(self._holders(published.version)) < len(self._receivers):
             self._pause(deadline, f"{what}: it is not everywhere")
 
     def _start_receivers(self) -> None:
@@ -169,10 +177,10 @@ class Ours(Heat):
     def _publish_before(self) -> None:
         """A store with the version, of a trainer that has ended."""
         deadline = time.monotonic() + 60
-        self._trainer = trainer = self._publisher()
+        self._trainer = trainer = self._publisher(False)
         trainer.wait_for("ready", deadline)
-        self._told = self._publish(f"base {self.track.payload_bytes}", deadline)
-        self.payload_bytes = self._told.payload_bytes
+        self._published = self._publish(f"base {self.track.payload_bytes}", deadline)
+        self.payload_bytes = self._published.payload_bytes
         assert trainer.process.stdin
         trainer.process.stdin.close()
         while trainer.ended() is None:
@@ -181,8 +189,7 @@ class Ours(Heat):
 
     def _until_connected(self, deadline: float) -> None:
         """Everyone has every peer that it can have."""
-        network = from_topology(self.track.topology)
-        can = dict(zip(network.names, network.connections().sum(axis=0), strict=True))
+        can = self.connectable()
         while True:
             self._listen()
             if all(self._peers.get(host, 0) >= can[host] for host in self._receivers):

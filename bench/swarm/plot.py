@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from p2psync.bench.swarm.report import HEADERS, Run, SwarmReport, lines
+from p2psync.bench.swarm.report import HEADERS, RaceRun, SwarmReport, lines
 from p2psync.errors import UsageError
 
 #: Okabe and Ito's colours, which colour-blind people can tell apart.
-_COLOURS = {"p2psync": "#D55E00", "aria2": "#0072B2", "libtorrent": "#009E73", "rsync": "#999999"}
+_COLOURS = {
+    "p2psync": "#D55E00",
+    "aria2": "#0072B2",
+    "libtorrent": "#009E73",
+    "libtorrent-super": "#CC79A7",
+    "rsync": "#999999",
+}
 _INK = "#222222"
 
 
@@ -59,9 +65,9 @@ def _bars(axes: Any, report: SwarmReport) -> None:
     axes.margins(x=0.12)
 
 
-def middle_runs(runs: list[Run]) -> dict[str, Run]:
+def middle_runs(runs: list[RaceRun]) -> dict[str, RaceRun]:
     """Of each contender the warm run without faults whose time is in the middle, of those that came to an end."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[RaceRun]] = {}
     for run in runs:
         if run.seconds is not None and run.progress and not run.cold and not run.fault:
             found.setdefault(run.contender, []).append(run)

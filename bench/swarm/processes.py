@@ -23,7 +23,7 @@ PYTHON = (sys.executable, "-u")
 
 
 class Child:
-    """One process in a host. With `talks`, it says a JSON object a line on stdout, and is told lines on stdin."""
+    """One process in a host. With `talks`, it writes a JSON object a line on stdout, and reads lines on stdin."""
 
     def __init__(
         self, network: EmulatedNetwork, host: str, argv: Sequence[str], log: Path, *, talks: bool = False

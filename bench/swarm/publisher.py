@@ -1,10 +1,10 @@
-"""A trainer in a race: the real node, which publishes drawn weights when it is told to.
+"""A trainer in a race: the real node, which publishes drawn weights on command.
 
-    python -m p2psync.bench.swarm.publisher '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.publisher '{…}'     (see `PublisherOptions`)
 
-It says, a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what `Told` names.
-It is told, a line each: `base N` (publish N random bytes: an anchor), `delta N` (change so much of it that about N
-bytes are published).
+It writes a JSON object a line: `{"ready": URL, "public": KEY}`, `{"peers": N}`, and for each version what
+`PublishedVersion` names. It reads a command a line: `base N` (publish N random bytes: an anchor), `delta N` (change so
+much of it that about N bytes are published).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import msgspec
 import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
@@ -36,8 +35,9 @@ _TENSOR = 1 << 22
 _GLANCE = 0.1
 
 
-class Options(msgspec.Struct, frozen=True):
-    """key: 32 bytes in hex. address: of this host."""
+class PublisherOptions(msgspec.Struct, frozen=True):
+    """key: 32 bytes in hex. address: of this host. cold: the process writes `{"loaded": true}` and waits for a line
+    before the node starts."""
 
     store: str
     address: str
@@ -47,9 +47,10 @@ class Options(msgspec.Struct, frozen=True):
     hub_port: int
     port: int
     congestion: str = "auto"
+    cold: bool = False
 
 
-class Told(msgspec.Struct, frozen=True):
+class PublishedVersion(msgspec.Struct, frozen=True):
     """A version. id: of its manifest, in hex. Moments of time.monotonic: of the call to publish, of the signed manifest
     and its chunks being durable, and of the version being offered to peers and the hub, after the trainer has tried it
     on its own copy."""
@@ -63,7 +64,7 @@ class Told(msgspec.Struct, frozen=True):
     offered: float
 
 
-class Weights:
+class RaceWeights:
     """Random bf16 tensors: a source."""
 
     def __init__(self, nbytes: int, rng: np.random.Generator) -> None:
@@ -92,7 +93,7 @@ class Weights:
         return moved
 
 
-class Trainer(TrainerNode):
+class RaceTrainer(TrainerNode):
     """A trainer that notes when a version was ready."""
 
     made: BuiltVersion | None = None
@@ -104,13 +105,13 @@ class Trainer(TrainerNode):
         return event
 
 
-class Publisher:
+class RacePublisher:
     """What the process does."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PublisherOptions) -> None:
         self._options = options
         self._rng = np.random.default_rng(options.seed)
-        self._weights = Weights(0, self._rng)
+        self._weights = RaceWeights(0, self._rng)
         #: What a delta took, to the least that it could: learnt from the last one.
         self._factor = 1.0
 
@@ -131,12 +132,15 @@ class Publisher:
             squash=False,
             anchor_ratio=1e9,
         )
-        node = self._node = Trainer(config, self._hear)
+        node = self._node = RaceTrainer(config, self._hear)
+        await asyncio.to_thread(warm)
+        if options.cold:
+            write_line({"loaded": True})
+            await asyncio.to_thread(sys.stdin.readline)
         await node.start()
         plans = asyncio.create_task(self._tell_plans())
         try:
-            await asyncio.to_thread(warm)
-            say({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
+            write_line({"ready": node.hub_url, "public": public_text(key.public_key().public_bytes_raw())})
             while line := await asyncio.to_thread(sys.stdin.readline):
                 what, count = line.split()
                 await (self._base if what == "base" else self._delta)(int(count))
@@ -146,30 +150,30 @@ class Publisher:
 
     async def _tell_plans(self) -> None:
         """Say which plan the node follows, whenever it is another one."""
-        told = 0
+        revision = 0
         while True:
             plan = self._node.runner.core.plan
-            if plan is not None and plan.revision != told:
-                told = plan.revision
-                say({"plan": told, "rate": sum(place.rate for place in plan.positions), "at": time.monotonic()})
+            if plan is not None and plan.revision != revision:
+                revision = plan.revision
+                write_line({"plan": revision, "rate": sum(place.rate for place in plan.positions), "at": time.monotonic()})
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:
-        self._weights = Weights(nbytes, self._rng)
-        say(await self._publish())
+        self._weights = RaceWeights(nbytes, self._rng)
+        write_line(await self._publish())
 
     async def _delta(self, nbytes: int) -> None:
         moved = self._weights.change(count_for(nbytes / self._factor, self._weights.count))
-        told = await self._publish()
-        self._factor = told.payload_bytes / least_bytes(moved, self._weights.count)
-        say(told)
+        made = await self._publish()
+        self._factor = made.payload_bytes / least_bytes(moved, self._weights.count)
+        write_line(made)
 
-    async def _publish(self) -> Told:
+    async def _publish(self) -> PublishedVersion:
         called = time.monotonic()
         await self._node.publish(self._weights)
         made, offered = self._node.made, self._node.offered
         assert made is not None
-        return Told(
+        return PublishedVersion(
             made.position.version,
             made.pack.signed.id.hex(),
             made.pack.manifest.payload_bytes,
@@ -181,7 +185,7 @@ class Publisher:
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, PeerUp | PeerDown):
-            say({"peers": self._node.runner.peers})
+            write_line({"peers": self._node.runner.peers})
         elif isinstance(event, Trouble):
             print(event.line(), file=sys.stderr, flush=True)
 
@@ -199,4 +203,4 @@ def count_for(nbytes: float, count: int) -> int:
 
 
 if __name__ == "__main__":
-    uvloop.run(Publisher(msgspec.json.decode(sys.argv[1], type=Options)).run())
+    uvloop.run(RacePublisher(msgspec.json.decode(sys.argv[1], type=PublisherOptions)).run())

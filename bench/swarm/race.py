@@ -1,8 +1,10 @@
 """The race: rounds of runs on one emulated network, each contender in turn, with a limit on everything.
 
-A run's time is from the moment when the payload is there to be sent (ours: the manifest is signed and its chunks are
-durable; others: the file and its torrent exist) to the moment when the last receiver has every byte, verified. All
-moments are of CLOCK_MONOTONIC, which the hosts of an emulated network share.
+A run's time is from the moment when the payload is there to be sent (p2psync: the manifest is signed and its chunks are
+durable; others: the file and its torrent exist) to the moment when the last receiver has every byte, verified. Before a
+warm run all contenders are connected, as far as each can be; before a cold one their processes run and know each
+other's addresses, and nothing is connected or measured. All moments are of CLOCK_MONOTONIC, which the hosts of an
+emulated network share.
 """
 
 from __future__ import annotations
@@ -18,11 +20,11 @@ from pathlib import Path
 
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.swarm import faults
-from p2psync.bench.swarm.contenders import HEATS, OURS, missing
-from p2psync.bench.swarm.faults import Fault
+from p2psync.bench.swarm.contenders import P2PSYNC, TRIALS, missing
+from p2psync.bench.swarm.faults import InjectedFault
 from p2psync.bench.swarm.processes import Children
-from p2psync.bench.swarm.report import Run, Sample, SwarmReport
-from p2psync.bench.swarm.trial import Heat, Track, sha256, write_random
+from p2psync.bench.swarm.report import LinkSample, RaceRun, SwarmReport
+from p2psync.bench.swarm.trial import Track, Trial, in_turn, sha256, write_random
 from p2psync.errors import P2PSyncError, UsageError
 from p2psync.net.tcp import AUTO_CONGESTION, PREFERRED
 from p2psync.topology.bound import broadcast_bound, least_makespan
@@ -40,9 +42,9 @@ _SAMPLES, _LEAST_STEP = 20, 0.05
 
 
 @dataclass(frozen=True)
-class Options:
-    """contenders: names, ours among them or not. base: see `Track`. limit: seconds of one run. cold: a round from cold,
-    too. faults: runs of ours with each fault."""
+class RaceOptions:
+    """contenders: names, p2psync among them or not. base: see `Track`. limit: seconds of one run. cold: as many cold
+    rounds, too. with_faults: runs of p2psync with each fault."""
 
     payload_bytes: int
     contenders: Sequence[str]
@@ -50,7 +52,7 @@ class Options:
     congestion: str = "bbr"
     base: int = 0
     limit: float = 300.0
-    cold: bool = False
+    cold: bool = True
     with_faults: bool = False
     piece: int = 64 << 10
     settle: float = 60.0
@@ -59,13 +61,13 @@ class Options:
 
 @dataclass
 class Race:
-    """One race; `run` may be called once. progress: told a line now and then."""
+    """One race; `run` may be called once. progress: gets a line now and then."""
 
     name: str
     topology: Topology
-    options: Options
+    options: RaceOptions
     progress: Callable[[str], None] = lambda line: None
-    runs: list[Run] = field(default_factory=list)
+    runs: list[RaceRun] = field(default_factory=list)
 
     def run(self) -> SwarmReport:
         """All rounds. Raises `P2PSyncError` where no network can be emulated, `UsageError` for an unfit one."""
@@ -82,15 +84,13 @@ class Race:
             load = os.getloadavg()[0]
             track = self._track(network, Path(folder))
             for number in range(options.rounds):
-                for name in names:
-                    if not self._is_hopeless(name):
-                        self._heat(track, name, number)
+                for cold in (False, True) if options.cold and not options.base else (False,):
+                    for name in in_turn(names, number):
+                        if not self._is_hopeless(name, cold):
+                            self._run_trial(track, name, number, cold=cold)
             if options.cold and options.base:
-                skipped.append("from cold: not with a delta, whose base must be there first")
-            elif options.cold:
-                for name in names:
-                    self._heat(track, name, 0, cold=True)
-            if options.with_faults and OURS in names:
+                skipped.append("cold: not with a delta, whose base must be there first")
+            if options.with_faults and P2PSYNC in names:
                 self._faults(track)
             late = network.counters().late_ms_p99
         return SwarmReport(
@@ -111,9 +111,11 @@ class Race:
             cpus_allowed=len(os.sched_getaffinity(0)),
         )
 
-    def _is_hopeless(self, name: str) -> bool:
-        """A rival that was over the limit once is not waited for again."""
-        return name != OURS and any(run.contender == name and run.over_limit for run in self.runs)
+    def _is_hopeless(self, name: str, cold: bool) -> bool:
+        """Whether this is another contender that was over the limit once: it is not waited for again."""
+        return name != P2PSYNC and any(
+            (run.contender, run.cold) == (name, cold) and run.over_limit for run in self.runs
+        )
 
     def _track(self, network: EmulatedNetwork, folder: Path) -> Track:
         options = self.options
@@ -132,17 +134,19 @@ class Race:
         )
 
     def _faults(self, track: Track) -> None:
-        """Ours with each fault, at the time that the runs without one tell."""
-        whole = sorted(run.seconds for run in self.runs if run.contender == OURS and not run.cold and run.seconds)
+        """Runs p2psync with each fault, at a share of the time that runs without one take."""
+        whole = sorted(run.seconds for run in self.runs if run.contender == P2PSYNC and not run.cold and run.seconds)
         if not whole:
             return
         typical = whole[len(whole) // 2]
         for name, share in faults.WHEN.items():
             for number in range(self.options.rounds):
-                self._heat(track, OURS, number, fault=Fault(name, share * typical))
+                self._run_trial(track, P2PSYNC, number, fault=InjectedFault(name, share * typical))
                 track.network.restore()
 
-    def _heat(self, track: Track, name: str, number: int, *, cold: bool = False, fault: Fault | None = None) -> None:
+    def _run_trial(
+        self, track: Track, name: str, number: int, *, cold: bool = False, fault: InjectedFault | None = None
+    ) -> None:
         what = ", ".join(filter(None, ("cold" if cold else "", fault.name if fault else "")))
         label = f"{name}{f' ({what})' if what else ''}, round {number + 1}"
         self.progress(f"{label} …")
@@ -150,8 +154,8 @@ class Race:
             tempfile.TemporaryDirectory(dir=track.file.parents[1]) as place,
             Children(track.network, Path(place)) as children,
         ):
-            heat = HEATS[name](track, children, Path(place), self.options.seed + number)
-            run = _Timing(heat, name, number, cold, fault, self.options.limit).run()
+            trial = TRIALS[name](track, children, Path(place), self.options.seed + number)
+            run = _Timing(trial, name, number, cold, fault, self.options.limit).run()
         track.network.counters()  # a network that has died ends the race
         self.runs.append(run)
         took = f"{run.seconds:.2f} s, {run.ratio:.2f}× the floor" if run.seconds and run.ratio else run.trouble
@@ -161,39 +165,36 @@ class Race:
 class _Timing:
     """One run."""
 
-    def __init__(self, heat: Heat, name: str, number: int, cold: bool, fault: Fault | None, limit: float) -> None:
-        self._heat, self._name, self._number, self._cold = heat, name, number, cold
+    def __init__(
+        self, trial: Trial, name: str, number: int, cold: bool, fault: InjectedFault | None, limit: float
+    ) -> None:
+        self._trial, self._name, self._number, self._cold = trial, name, number, cold
         self._fault, self._limit = fault, limit
-        self._network = heat.track.network
-        self._alive = list(heat.track.receivers)
-        self._samples: list[Sample] = []
+        self._network = trial.track.network
+        self._alive = list(trial.track.receivers)
+        self._samples: list[LinkSample] = []
         self._before: dict[str, int] = {}
         self._over_limit = False
         self._struck_at = 0.0
 
-    def run(self) -> Run:
-        """Whatever goes wrong is told in the figures."""
-        heat, trouble = self._heat, ""
+    def run(self) -> RaceRun:
+        """Returns the figures, which name whatever went wrong."""
+        trial, trouble = self._trial, ""
         begin, cpu = time.monotonic(), 0.0
         fault = ""
         try:
-            if self._cold:
-                self._before = self._sent()
-                heat.start(True)
-                begin = heat.began
-            else:
-                heat.start(False)
-                heat.ready(time.monotonic() + READY)
-                cpu = heat.children.cpu_seconds()
-                begin = self._go()
+            trial.start(self._cold)
+            trial.ready(time.monotonic() + READY)
+            cpu = trial.children.cpu_seconds()
+            begin = self._go()
             trouble, fault = self._until_done(begin)
         except P2PSyncError as error:
             trouble = str(error)
-        return self._result(begin, heat.children.cpu_seconds() - cpu, trouble, fault)
+        return self._result(begin, trial.children.cpu_seconds() - cpu, trouble, fault)
 
     def _go(self) -> float:
-        """Let it go, and note what links had carried when it did: not before, for ours seals for seconds, in which its
-        nodes may still measure the links; nor when that is told here, for then chunks are on their way."""
+        """Let it go, and note what links had carried when it did: not before, for p2psync seals for seconds, in which
+        its nodes may still measure the links; nor when this process learns of it, for then chunks are on their way."""
         seen, over = [(0.0, self._sent())], threading.Event()
 
         def look() -> None:
@@ -205,7 +206,7 @@ class _Timing:
         watch = threading.Thread(target=look, name="counters")
         watch.start()
         try:
-            begin = self._heat.go(time.monotonic() + READY)
+            begin = self._trial.go(time.monotonic() + READY)
         finally:
             over.set()
             watch.join()
@@ -214,8 +215,8 @@ class _Timing:
 
     def _until_done(self, begin: float) -> tuple[str, str]:
         """Until the last receiver has everything: what went wrong, and what was done."""
-        heat, done = self._heat, ""
-        step = max(_LEAST_STEP, least_makespan(heat.track.topology, heat.track.payload_bytes) / _SAMPLES)
+        trial, done = self._trial, ""
+        step = max(_LEAST_STEP, least_makespan(trial.track.topology, trial.track.payload_bytes) / _SAMPLES)
         pending, next_sample = self._fault, begin
         while True:
             now = time.monotonic()
@@ -224,38 +225,38 @@ class _Timing:
                 next_sample = now + step
             if pending is not None and now >= begin + pending.at:
                 done, pending = self._strike(pending), None
-            if all(host in heat.finished() for host in self._alive):
+            if all(host in trial.finished() for host in self._alive):
                 self._sample(time.monotonic() - begin)
                 return "", done
-            if trouble := heat.trouble():
+            if trouble := trial.trouble():
                 return trouble, done
             if now > begin + self._limit:
                 self._over_limit = True
                 return f"not within {self._limit:.0f} s", done
             time.sleep(_GLANCE)
 
-    def _strike(self, fault: Fault) -> str:
-        topology, sent = self._heat.track.topology, self._since()
+    def _strike(self, fault: InjectedFault) -> str:
+        topology, sent = self._trial.track.topology, self._since()
         self._struck_at = time.monotonic()
         if fault.name == faults.CUT:
             faults.cut_link(topology, self._network, sent)
             return fault.name
         victim = faults.busiest_relay(topology, sent)
-        for child in self._heat.children.of(victim):
+        for child in self._trial.children.of(victim):
             child.process.kill()
         self._alive.remove(victim)
         return fault.name
 
-    def _result(self, begin: float, cpu: float, trouble: str, fault: str) -> Run:
-        heat = self._heat
+    def _result(self, begin: float, cpu: float, trouble: str, fault: str) -> RaceRun:
+        trial = self._trial
         sent = self._since() if self._before else {}
-        finished = {} if not self._before else {h: t - begin for h, t in heat.finished().items() if h in self._alive}
+        finished = {} if not self._before else {h: t - begin for h, t in trial.finished().items() if h in self._alive}
         whole = not trouble and len(finished) == len(self._alive)
-        unsound = heat.unsound(list(finished)) if whole else []
-        topology, payload = heat.track.topology, heat.payload_bytes
+        unsound = trial.unsound(list(finished)) if whole else []
+        topology, payload = trial.track.topology, trial.payload_bytes
         trainer, regions = faults.copies(topology, self._alive, sent, payload)
         seconds = max(finished.values()) if whole and not unsound else None
-        return Run(
+        return RaceRun(
             contender=self._name,
             round=self._number,
             cold=self._cold,
@@ -264,14 +265,14 @@ class _Timing:
             floor=least_makespan(topology, payload),
             seconds=seconds,
             finished=finished,
-            more_seconds=heat.more(begin + seconds) if seconds is not None else {},
+            more_seconds=trial.more(begin + seconds) if seconds is not None else {},
             trainer_copies=trainer,
             region_copies=regions,
             cpu_seconds=cpu,
             unsound=unsound,
             over_limit=self._over_limit,
             replanned=self._replanned(),
-            planned=heat.plan_rate(begin),
+            planned=trial.plan_rate(begin),
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )
@@ -279,7 +280,7 @@ class _Timing:
     def _replanned(self) -> float | None:
         if not self._struck_at:
             return None
-        return next((at - self._struck_at for at in self._heat.planned() if at > self._struck_at), None)
+        return next((at - self._struck_at for at in self._trial.planned() if at > self._struck_at), None)
 
     def _sent(self) -> dict[str, int]:
         return {name: counter.bytes for name, counter in self._network.counters().links.items()}
@@ -289,10 +290,10 @@ class _Timing:
 
     def _sample(self, seconds: float) -> None:
         sent = self._since()
-        self._samples.append(Sample(seconds, [sent.get(f"{host} down", 0) for host in self._heat.track.receivers]))
+        self._samples.append(LinkSample(seconds, [sent.get(f"{host} down", 0) for host in self._trial.track.receivers]))
 
 
-def quick(options: Options) -> tuple[Topology, Options]:
+def quick_options(options: RaceOptions) -> tuple[Topology, RaceOptions]:
     """The short form: three receivers on a network of its own, 4 MiB, one round."""
     topology = Topology("lan-0", {"lan": Region(4, 100)})
     return topology, replace(options, payload_bytes=4 << 20, rounds=1, limit=20.0, settle=0.5, base=0)

@@ -1,8 +1,9 @@
-"""A receiver in a race: the relay's daemon, which also says when it has something.
+"""A receiver in a race: the relay's daemon, which also reports what it has.
 
-    python -m p2psync.bench.swarm.receiver '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 
-It says, a JSON object a line: `{"peers": N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
+It writes a JSON object a line: `{"loaded": true}` before it starts (`cold`: for which it waits for a line); `{"peers":
+N}`, and `{"version": N, "at": T}` once the store holds every chunk of a
 version, verified, and the position is noted. It ends with its standard input.
 """
 
@@ -15,14 +16,13 @@ from pathlib import Path
 
 import msgspec
 import uvloop
-
 from p2psync.actor.node import ActorConfig, make_relay
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
 
 
-class Options(msgspec.Struct, frozen=True):
+class ReceiverOptions(msgspec.Struct, frozen=True):
     """address: of this host. port: None where it cannot be dialled."""
 
     hub: str
@@ -32,9 +32,10 @@ class Options(msgspec.Struct, frozen=True):
     region: str
     port: int | None
     congestion: str = "auto"
+    cold: bool = False
 
 
-async def main(options: Options) -> None:
+async def main(options: ReceiverOptions) -> None:
     """Until standard input ends."""
     config = ActorConfig(
         hub_url=options.hub,
@@ -49,13 +50,16 @@ async def main(options: Options) -> None:
 
     def hear(event: Event) -> None:
         if isinstance(event, Committed):
-            say({"version": event.version, "at": time.monotonic()})
+            write_line({"version": event.version, "at": time.monotonic()})
         elif isinstance(event, PeerUp | PeerDown):
-            say({"peers": node.runner.peers})
+            write_line({"peers": node.runner.peers})
         elif isinstance(event, Warned):
             print(event.line(), file=sys.stderr, flush=True)
 
     node = make_relay(config, on_event=hear)
+    write_line({"loaded": True})
+    if options.cold:
+        await asyncio.to_thread(sys.stdin.readline)
     await node.start()
     try:
         while await asyncio.to_thread(sys.stdin.readline):
@@ -65,4 +69,4 @@ async def main(options: Options) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(msgspec.json.decode(sys.argv[1], type=Options)))
+    uvloop.run(main(msgspec.json.decode(sys.argv[1], type=ReceiverOptions)))

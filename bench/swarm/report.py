@@ -7,21 +7,23 @@ from statistics import median
 
 import msgspec
 
+from p2psync.bench.summary import Figure, summarize
+
 #: What TCP and IP headers add to a payload at full packets.
 HEADERS = 1.04
 
 
-class Sample(msgspec.Struct, frozen=True):
+class LinkSample(msgspec.Struct, frozen=True):
     """Bytes of IP packets that had come to each receiver (in the report's order) so many seconds after the start."""
 
     seconds: float
     received: list[int]
 
 
-class Run(msgspec.Struct, frozen=True, kw_only=True):
+class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One contender's run in one round.
 
-    cold: timed from the start of all processes. fault: what was done to the network meanwhile, "" for nothing.
+    cold: nothing was connected at the start. fault: what was done to the network meanwhile, "" for nothing.
     seconds: until the last receiver that lived had every byte, verified; None: not within the limit, or it failed.
     finished: of each receiver that came to an end, in seconds. more_seconds: the same as `seconds` from other moments,
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
@@ -48,7 +50,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     over_limit: bool = False
     replanned: float | None = None
     planned: float | None = None
-    progress: list[Sample] = []
+    progress: list[LinkSample] = []
 
     @property
     def ratio(self) -> float | None:
@@ -72,7 +74,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     bound: float
     because: str
     limit: float
-    runs: list[Run]
+    runs: list[RaceRun]
     skipped: list[str] = []
     load_before: float = 0.0
     late_ms: float = 0.0
@@ -80,7 +82,7 @@ class SwarmReport(msgspec.Struct, frozen=True, kw_only=True):
     cpus_allowed: int = 0
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class SwarmLine(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of one contender's runs of one kind. finished: how many of them came to an end within the limit.
 
     A median over runs of which half or more did not end is None.
@@ -101,18 +103,18 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     replanned: float | None = None
 
 
-def lines(runs: Sequence[Run]) -> list[Line]:
+def lines(runs: Sequence[RaceRun]) -> list[SwarmLine]:
     """A line for each contender, warm and cold, and for each fault, in the order in which they first ran."""
-    kinds: dict[tuple[str, bool, str], list[Run]] = {}
+    kinds: dict[tuple[str, bool, str], list[RaceRun]] = {}
     for run in sorted(runs, key=lambda run: (bool(run.fault), run.cold)):
         kinds.setdefault((run.contender, run.cold, run.fault), []).append(run)
     return [_line(*kind, found) for kind, found in kinds.items()]
 
 
-def _line(contender: str, cold: bool, fault: str, runs: Sequence[Run]) -> Line:
+def _line(contender: str, cold: bool, fault: str, runs: Sequence[RaceRun]) -> SwarmLine:
     ended = [run.seconds for run in runs if run.seconds is not None]
     copies = [max(run.region_copies.values()) for run in runs if run.region_copies]
-    return Line(
+    return SwarmLine(
         contender=contender,
         cold=cold,
         fault=fault,
@@ -129,14 +131,29 @@ def _line(contender: str, cold: bool, fault: str, runs: Sequence[Run]) -> Line:
     )
 
 
-def _median(runs: Sequence[Run], figure: Callable[[Run], float | None]) -> float | None:
+def figures(report: SwarmReport) -> list[Figure]:
+    """Returns the figures of a report, of the runs that came to an end."""
+    found: list[Figure] = []
+    for line in lines(report.runs):
+        key = (line.contender, line.cold, line.fault)
+        runs = [run for run in report.runs if (run.contender, run.cold, run.fault) == key and run.seconds is not None]
+        subject = ", ".join(filter(None, (line.contender, "cold" if line.cold else "", line.fault)))
+        found += summarize(subject, "until all have it", "s", [run.seconds for run in runs])
+        found += summarize(subject, "to the floor", "", [run.ratio for run in runs])
+        found += summarize(subject, "copies from the trainer", "", [run.trainer_copies for run in runs])
+        found += summarize(subject, "processor time of all hosts", "s", [run.cpu_seconds for run in runs])
+    return found
+
+
+def _median(runs: Sequence[RaceRun], figure: Callable[[RaceRun], float | None]) -> float | None:
     """The median where what did not end counts as endless; None if that is endless."""
     found = median(float("inf") if (value := figure(run)) is None else value for run in runs)
     return None if found == float("inf") else found
 
 
-def times_faster(all_lines: Sequence[Line], ours: str, rival: str) -> float | None:
-    """How many times as long a rival's warm runs took without faults; None where one of the two has no median."""
-    warm = {line.contender: line.seconds for line in all_lines if not line.cold and not line.fault}
-    mine, other = warm.get(ours), warm.get(rival)
+def times_faster(all_lines: Sequence[SwarmLine], p2psync: str, baseline: str, *, cold: bool = False) -> float | None:
+    """Returns how many times as long a baseline's runs took, warm or cold, without faults; None where one of the two
+    has no median."""
+    seconds = {line.contender: line.seconds for line in all_lines if line.cold == cold and not line.fault}
+    mine, other = seconds.get(p2psync), seconds.get(baseline)
     return None if not mine or not other else other / mine

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from p2psync.bench.swarm.processes import Child
-from p2psync.bench.swarm.trial import Heat
+from p2psync.bench.swarm.trial import SETTLE, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT = 8730
@@ -21,33 +21,29 @@ read only = yes
 """
 
 
-class Rsync(Heat):
-    """Warm: the daemon runs; each client is started at the start, as rsync always is. Cold: the daemon is, too."""
+class Rsync(Trial):
+    """The daemon runs; each client is started and connects on the clock, as rsync always does: warm and cold are the
+    same."""
 
     def start(self, cold: bool) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         track = self.track
         self._address = track.network.address(track.trainer)
         (self.place / "rsyncd.conf").write_text(_SETTINGS.format(track.file.parent))
         self._clients: dict[str, Child] = {}
-        self.began = time.monotonic()
         self._daemon = self.children.start(
             track.trainer,
             *("rsync", "--daemon", "--no-detach", f"--config={self.place / 'rsyncd.conf'}"),
             *(f"--address={self._address}", f"--port={_PORT}"),
         )
-        if cold:
-            deadline = time.monotonic() + 10
-            self._until_listening(deadline)
-            self.go(deadline)
 
     def ready(self, deadline: float) -> None:
-        """See `Heat`."""
+        """See `Trial`."""
         self._until_listening(deadline)
-        time.sleep(self.track.settle)
+        time.sleep(min(SETTLE, self.track.settle))
 
     def go(self, deadline: float) -> float:
-        """See `Heat`."""
+        """See `Trial`."""
         began = time.monotonic()
         url = f"rsync://{self._address}:{_PORT}/race/{self.track.file.name}"
         for host in self.track.receivers:
@@ -56,7 +52,7 @@ class Rsync(Heat):
         return began
 
     def finished(self) -> dict[str, float]:
-        """See `Heat`."""
+        """See `Trial`."""
         now = time.monotonic()
         for host, child in self._clients.items():
             if host not in self.done and child.ended() == 0:
@@ -64,16 +60,16 @@ class Rsync(Heat):
         return self.done
 
     def trouble(self) -> str:
-        """See `Heat`."""
+        """See `Trial`."""
         failed = next((child for child in self._clients.values() if child.ended()), None)
         return f"rsync on {failed.host} failed: {failed.last_words()}" if failed else ""
 
     def node(self, host: str) -> Child:
-        """See `Heat`."""
+        """See `Trial`."""
         return self._clients[host]
 
     def result(self, host: str) -> Path:
-        """See `Heat`."""
+        """See `Trial`."""
         return self.place / host / self.track.file.name
 
     def _until_listening(self, deadline: float) -> None:

@@ -1,36 +1,40 @@
 """A libtorrent session in a race.
 
-    python -m p2psync.bench.swarm.torrent_client '{…}'     (see `Options`)
+    python -m p2psync.bench.swarm.torrent_client '{…}'     (see `TorrentOptions`)
 
-It says `{"listening": PORT}`, and `{"finished": T}` once the last piece is there and its hash was right. It adds the
-torrent when it is told a line, or at once.
+It writes `{"listening": PORT}`, `{"peers": N}` whenever it has more or fewer connections, and `{"finished": T}` once
+the last piece is there and its hash was right. A line on its standard input starts the download.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+import threading
 import time
 from typing import Any
 
 import msgspec
 
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 
 
-class Options(msgspec.Struct, frozen=True):
-    """address, port: where to listen. folder: where the file is, or will be. peers: address:port of all others."""
+class TorrentOptions(msgspec.Struct, frozen=True):
+    """address, port: where to listen. folder: where the file is, or will be. seed: it is there. cold: a receiver adds
+    the torrent when it reads a line; else it adds it at once, and requests nothing before that line. peers:
+    address:port of all others."""
 
     address: str
     port: int
     torrent: str
     folder: str
     seed: bool
-    at_once: bool
+    cold: bool
     peers: list[str]
+    super_seeding: bool = False
 
 
-def settings(options: Options, lt: Any) -> dict[str, Any]:
+def settings(options: TorrentOptions, lt: Any) -> dict[str, Any]:
     """libtorrent's own settings for fast seeds; besides: TCP alone (uTP gives way to everything), no other ways to find
     peers, everyone is sent to, and failed connections are tried again soon."""
     chosen = dict(lt.high_performance_seed())
@@ -48,6 +52,8 @@ def settings(options: Options, lt: Any) -> dict[str, Any]:
         "unchoke_slots_limit": -1,
         "connection_speed": 500,
         "torrent_connect_boost": 100,
+        # Two peers that request nothing yet stay connected.
+        "close_redundant_connections": options.cold,
         "min_reconnect_time": 1,
         "max_failcount": 100,
         # So much is asked of a peer ahead: the faster of the lengths that were tried.
@@ -57,12 +63,19 @@ def settings(options: Options, lt: Any) -> dict[str, Any]:
     }
 
 
-def main(options: Options) -> None:
+def _start_when_told(handle: Any, lt: Any) -> None:
+    """Waits for a line, then requests pieces."""
+    sys.stdin.readline()
+    handle.unset_flags(lt.torrent_flags.upload_mode)
+
+
+def main(options: TorrentOptions) -> None:
     """Until killed."""
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(settings(options, lt))
-    say({"listening": options.port})
-    if not options.at_once:
+    write_line({"listening": options.port})
+    waits = not options.seed and not options.cold
+    if options.cold and not options.seed:
         sys.stdin.readline()
     adding = lt.add_torrent_params()
     adding.ti = lt.torrent_info(options.torrent)
@@ -70,16 +83,25 @@ def main(options: Options) -> None:
     adding.flags &= ~(lt.torrent_flags.auto_managed | lt.torrent_flags.paused)
     if options.seed:
         adding.flags |= lt.torrent_flags.seed_mode
+        if options.super_seeding:
+            adding.flags |= lt.torrent_flags.super_seeding
+    if waits:
+        adding.flags |= lt.torrent_flags.upload_mode
     handle = session.add_torrent(adding)
     for peer in options.peers:
         address, port = peer.split(":")
         handle.connect_peer((address, int(port)))
+    if waits:
+        threading.Thread(target=_start_when_told, args=(handle, lt), daemon=True).start()
+    peers = -1
     while True:
-        session.wait_for_alert(1000)
+        session.wait_for_alert(1000 if peers == len(options.peers) else 50)
+        if peers != (peers := handle.status().num_peers):
+            write_line({"peers": peers})
         for alert in session.pop_alerts():
             if isinstance(alert, lt.torrent_finished_alert) and not options.seed:
-                say({"finished": time.monotonic()})
+                write_line({"finished": time.monotonic()})
 
 
 if __name__ == "__main__":
-    main(msgspec.json.decode(sys.argv[1], type=Options))
+    main(msgspec.json.decode(sys.argv[1], type=TorrentOptions))

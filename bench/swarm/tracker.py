@@ -1,4 +1,4 @@
-"""A tracker that knows from the start who takes part, and tells everyone of all the others.
+"""A tracker that knows all peers from the start, and names to each all the others.
 
 python -m p2psync.bench.swarm.tracker ADDRESS PORT PEER …     (PEER: address:port)
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from p2psync.bench.swarm.jsonl import say
+from p2psync.bench.swarm.jsonl import write_line
 from p2psync.bench.swarm.metainfo import bencode
 
 #: Seconds after which clients may ask again.
@@ -16,7 +16,7 @@ _INTERVAL = 2
 
 
 def answer(asker: str, peers: list[str]) -> bytes:
-    """What an announcement from the address `asker` is told."""
+    """Returns the answer to an announcement from the address `asker`."""
     compact = b""
     for peer in peers:
         address, port = peer.split(":")
@@ -37,7 +37,7 @@ async def main(address: str, port: int, peers: list[str]) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, address, port)
-    say({"listening": port})
+    write_line({"listening": port})
     await server.serve_forever()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,9 +13,12 @@ from pathlib import Path
 from p2psync.bench.swarm.processes import Child, Children
 from p2psync.topology.emulator import EmulatedNetwork
 from p2psync.topology.model import Topology
+from p2psync.topology.network import from_topology
 
 #: Seconds from when a torrent's processes are up to the start.
 SETTLE = 2.0
+#: Seconds in which a torrent's processes may connect before a warm run, at least.
+CONNECT = 15.0
 #: Random bytes that are drawn at a time: 256 MiB are more than `random` can count.
 _AT_ONCE = 1 << 24
 
@@ -24,9 +28,9 @@ class Track:
     """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
-    torrents' pieces. settle: seconds that ours is given to measure the network and plan, at most; a torrent's processes
-    get `SETTLE` of them. congestion: TCP's, of all hosts. meeting: the host that all can reach, where those who keep
-    the others together (a tracker, the way to the hub) are; "": the trainer.
+    torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
+    may connect; those then rest for `SETTLE` seconds. congestion: TCP's, of all hosts. meeting: the host that all can
+    reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
     """
 
     topology: Topology
@@ -56,8 +60,8 @@ class Track:
         return [host for host in self.network.hosts if host != self.trainer]
 
 
-class Heat(ABC):
-    """One contender in one run. `start`, then `ready` and `go` where it is warm; then `finished` until all have."""
+class Trial(ABC):
+    """One contender in one run: `start`, `ready` and `go`; then `finished` until all have."""
 
     def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:
         """place: an empty directory of this run. number: of the run, for what is drawn."""
@@ -67,27 +71,25 @@ class Heat(ABC):
         self.number = number
         #: Bytes that were carried, once that is known.
         self.payload_bytes = track.payload_bytes
-        #: Bytes that are verified and passed on at a time; of ours on average, once that is known.
+        #: Bytes that are verified and passed on at a time; p2psync: on average, once that is known.
         self.piece_bytes = track.piece
         #: Receivers that have everything, each with the moment.
         self.done: dict[str, float] = {}
-        #: When the first process of a cold run was started.
-        self.began = 0.0
 
     @abstractmethod
     def start(self, cold: bool) -> None:
-        """Start all processes; cold: they are to carry the payload at once."""
+        """Starts all processes. cold: none of them connects to another before `go`."""
 
     @abstractmethod
     def ready(self, deadline: float) -> None:
-        """Wait until all are connected, or as near to it as the contender can be before it knows what to carry.
+        """Waits until all processes run and, unless cold, are connected, as far as the contender can be before `go`.
 
         Raises `P2PSyncError`.
         """
 
     @abstractmethod
     def go(self, deadline: float) -> float:
-        """Carry the payload; the moment (time.monotonic) when that began. Raises `P2PSyncError`."""
+        """Has the payload carried; returns the moment (time.monotonic) when that began. Raises `P2PSyncError`."""
 
     @abstractmethod
     def finished(self) -> dict[str, float]:
@@ -117,9 +119,24 @@ class Heat(ABC):
         """Mbit/s of the plan that was followed at this moment; None: there was none."""
         return None
 
+    def connectable(self) -> dict[str, int]:
+        """With how many others each host can be connected."""
+        network = from_topology(self.track.topology)
+        return dict(zip(network.names, map(int, network.connections().sum(axis=0)), strict=True))
+
+    def connect_until(self, deadline: float) -> float:
+        """When a torrent's processes are waited for no longer, whoever is not connected by then."""
+        return min(deadline, time.monotonic() + max(CONNECT, self.track.settle))
+
     def more(self, end: float) -> dict[str, float]:
         """Seconds until `end` from other moments that are worth telling."""
         return {}
+
+
+def in_turn(names: Sequence[str], number: int) -> list[str]:
+    """Returns the order of a round: each is first in its turn, since a machine may give less after some than others."""
+    first = number % max(1, len(names))
+    return [*names[first:], *names[:first]]
 
 
 def write_random(path: Path, nbytes: int, seed: int) -> None:

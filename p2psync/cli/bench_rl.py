@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.errors import P2PSyncError, UsageError
 
@@ -15,7 +16,15 @@ from p2psync.errors import P2PSyncError, UsageError
 def rl(
     gbit: Annotated[str, typer.Option(help="Gbit/s of each link of the real loop; numbers with commas.")] = "1",
     regions: Annotated[str, typer.Option(help="Regions beside the trainer's, 1 to 4; numbers with commas.")] = "4",
-    ways: Annotated[str, typer.Option(help="free, p2psync, full: names with commas, or all.")] = "all",
+    ways: Annotated[
+        str,
+        typer.Option(
+            help="free, p2psync, full (a newer version takes the place of one under way), full-fifo (each finishes, "
+            "the newest waiting one is next), full-strict (each finishes, in order), full-sparse (as few are sent as "
+            "--staleness allows): names with commas, or all, of which full-strict only with --staleness above 1, and "
+            "full-sparse above 0."
+        ),
+    ] = "all",
     actors: Annotated[int, typer.Option(help="Actors in each region.", min=1, max=8)] = 2,
     generation: Annotated[float, typer.Option(help="Seconds that a step's generation takes.", min=1)] = 60.0,
     learning: Annotated[float, typer.Option(help="Seconds that a step's learning takes.", min=0)] = 30.0,
@@ -30,6 +39,12 @@ def rl(
     faster: Annotated[
         float, typer.Option(help="Divide all paced times and multiply link rates by this; see below.", min=1)
     ] = 6.0,
+    cores: Annotated[
+        float, typer.Option(help="Cores of an actor's real machine, which generation and staging share.", min=0.1)
+    ] = 4.0,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds; all take their turn in each, and each is first in turn.", min=1)
+    ] = 1,
     steps: Annotated[int, typer.Option(help="Steps of a run, the first two of which do not count.", min=4)] = 12,
     full_steps: Annotated[int, typer.Option(help="The same of full broadcast, which takes long.", min=4)] = 6,
     congestion: Annotated[str, typer.Option(help="TCP congestion control of all hosts: bbr, cubic, …")] = "bbr",
@@ -41,20 +56,22 @@ def rl(
     quick: Annotated[bool, typer.Option("--quick", help="Short form: one region, 8 MB, 5 steps.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like rl.png.")] = None,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """Tokens/s of a reinforcement-learning loop over a WAN, beside a sync at no cost and beside full broadcast.
 
-    Real trainer, ledger, actors and sockets on an emulated network; needs root. Tokens and optimizer steps are paced by
-    the clock, since this machine's cores cannot make them as GPUs do. The model and the links are smaller by the same
-    factor, so that a whole copy takes as long as 16 GB over the links that are named. Round trips, pauses, coding and
-    leases are not made --faster: they weigh that many times more than in the real loop.
+    Real trainer, ledger, actors and sockets on an emulated network; needs root. Optimizer steps are paced by the clock.
+    A token is so much arithmetic, calibrated before the runs, that an actor takes a part of a core of this machine. The
+    model and the links are smaller by the same factor, so that a whole copy takes as long as 16 GB over the links that
+    are named. Staging and pauses cost tokens as those of 16 GB on --cores cores. Round trips, coding and leases are not
+    made --faster: they weigh that many times more than in the real loop.
     """
 
-    from p2psync.bench.rl.scale import WAYS, Options
-    from p2psync.bench.rl.scale import quick as short
+    from p2psync.bench.rl.scale import SPARSE, STRICT, WAYS, LoopOptions, quick_options
     from p2psync.topology.emulator import why_not
 
-    chosen = list(WAYS) if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
+    everything = [way for way in WAYS if staleness > {STRICT: 1, SPARSE: 0}.get(way, -1)]
+    chosen = everything if ways == "all" else [word.strip() for word in ways.split(",") if word.strip()]
     if not chosen or set(chosen) - set(WAYS):
         raise UsageError(f"--ways {ways!r}: choose all, or of {', '.join(WAYS)}")
     counts = [int(number) for number in _numbers("--regions", regions)]
@@ -64,7 +81,7 @@ def rl(
         from p2psync.bench.plot import check_installed
 
         check_installed()
-    options = Options(
+    options = LoopOptions(
         gbits=_numbers("--gbit", gbit),
         regions=counts,
         ways=chosen,
@@ -80,6 +97,8 @@ def rl(
         full_steps=full_steps,
         model_bytes=model * 10**6,
         faster=faster,
+        cores=cores,
+        rounds=rounds,
         congestion=congestion,
         settle=settle,
         limit=limit,
@@ -89,13 +108,13 @@ def rl(
         raise P2PSyncError(reason)
 
     from p2psync.bench.rl.bench import RlBench
+    from p2psync.bench.rl.report import figures
     from p2psync.bench.rl.tables import print_rl_report
 
     end_as_interrupted()
-    report = RlBench(short(options) if quick else options, tell).run()
+    report = RlBench(quick_options(options) if quick else options, tell).run()
     print_rl_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("rl", report, figures(report), json, csv)
     if plot is not None:
         from p2psync.bench.rl.plot import plot_rl_report
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.output import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import P2PSyncError, UsageError
@@ -18,19 +19,31 @@ def swarm(
         Path | None, typer.Argument(metavar="TOPOLOGY.toml", help="The network; with --quick there is one.")
     ] = None,
     size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB",
-    delta: Annotated[bool, typer.Option("--delta", help="Ours publishes a delta of that size, not an anchor.")] = False,
-    base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
-    rivals: Annotated[str, typer.Option(help="aria2, libtorrent, rsync: names with commas, all or none.")] = "all",
-    ours: Annotated[bool, typer.Option("--ours/--no-ours", help="Whether p2psync takes part.")] = True,
-    congestion: Annotated[
-        str, typer.Option(help="TCP congestion control of all hosts; of bbr ours chooses what to use where.")
-    ] = "bbr",
-    rounds: Annotated[int, typer.Option(help="Rounds; all take their turn in each. Medians are shown.", min=1)] = 5,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="A round from cold, too: from the start of all processes.")
+    delta: Annotated[
+        bool, typer.Option("--delta", help="p2psync publishes a delta of that size, not an anchor.")
     ] = False,
+    base: Annotated[str, typer.Option(help="Bytes of the weights that the delta changes.")] = "256MB",
+    baselines: Annotated[
+        str, typer.Option(help="aria2, libtorrent, libtorrent-super, rsync: names with commas, all or none.")
+    ] = "all",
+    p2psync: Annotated[bool, typer.Option("--p2psync/--no-p2psync", help="Whether p2psync takes part.")] = True,
+    congestion: Annotated[
+        str, typer.Option(help="TCP congestion control of all hosts; of bbr p2psync chooses what to use where.")
+    ] = "bbr",
+    rounds: Annotated[
+        int,
+        typer.Option(help="Rounds; all take their turn in each, and each is first in turn. Medians are shown.", min=1),
+    ] = 5,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold/--no-cold",
+            help="As many cold rounds, too: all processes run, and nothing is connected or measured.",
+        ),
+    ] = True,
     faults: Annotated[
-        bool, typer.Option("--faults", help="Ours again with a relay killed halfway, and with a link cut to a tenth.")
+        bool,
+        typer.Option("--faults", help="p2psync again with a relay killed halfway, and with a link cut to a tenth."),
     ] = False,
     slower: Annotated[
         float, typer.Option(help="Divide all rates by this: for networks faster than this machine can carry.", min=1)
@@ -44,6 +57,7 @@ def swarm(
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like swarm.png.")] = None,
     json: JsonTarget = None,
+    csv: CsvTarget = None,
 ) -> None:
     """Seconds until the last of all hosts has everything, beside aria2, libtorrent, a star of rsync and the bound.
 
@@ -51,23 +65,25 @@ def swarm(
     broadcast could take on this network.
     """
 
-    from p2psync.bench.swarm.contenders import OURS, RIVALS
-    from p2psync.bench.swarm.race import Options, Race
-    from p2psync.bench.swarm.race import quick as short
+    from p2psync.bench.swarm.contenders import BASELINES, P2PSYNC
+    from p2psync.bench.swarm.race import Race, RaceOptions, quick_options
+    from p2psync.bench.swarm.report import figures
     from p2psync.bench.swarm.tables import print_swarm_report
     from p2psync.topology.emulator import why_not
     from p2psync.topology.model import load
 
     if quick == (file is not None):
         raise UsageError("name a topology file, such as examples/topologies/lan-12.toml, or give --quick")
-    chosen = {"all": list(RIVALS), "none": []}.get(rivals, [word.strip() for word in rivals.split(",") if word.strip()])
-    if unknown := set(chosen) - set(RIVALS):
-        raise UsageError(f"--rivals {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(RIVALS)}")
+    chosen = {"all": list(BASELINES), "none": []}.get(
+        baselines, [word.strip() for word in baselines.split(",") if word.strip()]
+    )
+    if unknown := set(chosen) - set(BASELINES):
+        raise UsageError(f"--baselines {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(BASELINES)}")
     if reason := why_not():
         raise P2PSyncError(reason)
-    options = Options(
+    options = RaceOptions(
         payload_bytes=parse_bytes("--size", size),
-        contenders=([OURS] if ours else []) + chosen,
+        contenders=([P2PSYNC] if p2psync else []) + chosen,
         rounds=rounds,
         congestion=congestion,
         base=parse_bytes("--base", base) if delta else 0,
@@ -83,14 +99,13 @@ def swarm(
         if slower > 1:
             name, topology = f"{name}, {slower:g} times slower", topology.slower(slower)
     else:
-        topology, options = short(options)
+        topology, options = quick_options(options)
         name = "short form"
 
     end_as_interrupted()
     report = Race(name, topology, options, tell).run()
     print_swarm_report(report, console_for(json))
-    if json is not None:
-        report_json(report, json)
+    write_figures("swarm", report, figures(report), json, csv)
     if plot is not None:
         from p2psync.bench.swarm.plot import plot_swarm_report
 

@@ -13,13 +13,14 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from p2psync.bench.relay.bench import RIVALS, Options, RelayBench, in_turn
-from p2psync.bench.relay.meter import Looks, clock_of
+from p2psync.bench.relay.bench import BASELINES, RelayBench, RelayOptions
+from p2psync.bench.relay.meter import CpuSamples, clock_of
 from p2psync.bench.relay.report import Passage, RelayReport, lines, times_cheaper
 from p2psync.bench.relay.tables import print_relay_report
 from p2psync.bench.relay.wires import RELAY, SEED, Wires, star
 from p2psync.bench.swarm import forward
-from p2psync.bench.swarm.contenders import OURS, missing
+from p2psync.bench.swarm.contenders import P2PSYNC, missing
+from p2psync.bench.swarm.trial import in_turn
 from p2psync.topology.emulator import namespaces, runs, why_not
 from p2psync.topology.network import from_topology
 
@@ -35,7 +36,7 @@ def passed(contender: str, cpu: float, *, round: int = 0, rate: float = 0.0, tro
 
 
 def test_a_line_tells_what_a_byte_costs() -> None:
-    (line,) = lines([passed(OURS, cpu, round=n) for n, cpu in enumerate((0.5, 0.9, 0.4))])
+    (line,) = lines([passed(P2PSYNC, cpu, round=n) for n, cpu in enumerate((0.5, 0.9, 0.4))])
     assert (line.runs, line.per_gb, line.per_cpu_second) == (3, 2.0, pytest.approx(500))
     assert line.share == pytest.approx(0.25)  # 125 MB, where a core passes 500 in a second
     assert line.busy == pytest.approx(0.125)
@@ -44,22 +45,22 @@ def test_a_line_tells_what_a_byte_costs() -> None:
 
 
 def test_each_limit_has_lines_of_its_own_and_runs_that_failed_count_nowhere() -> None:
-    found = lines([passed(OURS, 0.5), passed(OURS, 1.0, rate=1000.0), passed("aria2", 9.0, trouble="it ended")])
-    assert [(line.contender, line.rate, line.per_gb) for line in found] == [(OURS, 0.0, 2.0), (OURS, 1000.0, 4.0)]
+    found = lines([passed(P2PSYNC, 0.5), passed(P2PSYNC, 1.0, rate=1000.0), passed("aria2", 9.0, trouble="it ended")])
+    assert [(line.contender, line.rate, line.per_gb) for line in found] == [(P2PSYNC, 0.0, 2.0), (P2PSYNC, 1000.0, 4.0)]
 
 
 def test_rivals_are_compared_round_by_round() -> None:
-    runs = [passed(OURS, 1.0), passed("aria2", 2.0), passed(OURS, 4.0, round=1), passed("aria2", 12.0, round=1)]
-    assert times_cheaper([*runs, passed(OURS, 1.0, round=2)], OURS, "aria2") == 2.5
-    assert times_cheaper(runs[:1], OURS, "aria2") is None
-    assert times_cheaper([runs[0], passed("aria2", 2.0, trouble="it ended")], OURS, "aria2") is None
+    runs = [passed(P2PSYNC, 1.0), passed("aria2", 2.0), passed(P2PSYNC, 4.0, round=1), passed("aria2", 12.0, round=1)]
+    assert times_cheaper([*runs, passed(P2PSYNC, 1.0, round=2)], P2PSYNC, "aria2") == 2.5
+    assert times_cheaper(runs[:1], P2PSYNC, "aria2") is None
+    assert times_cheaper([runs[0], passed("aria2", 2.0, trouble="it ended")], P2PSYNC, "aria2") is None
 
 
 def test_a_report_can_be_printed_and_read_again() -> None:
     made = RelayReport(
         leaves=1,
         congestion="bbr",
-        passages=[passed(OURS, 0.5), passed("aria2", 1.0), passed("libtorrent", 0.0, trouble="it ended early")],
+        passages=[passed(P2PSYNC, 0.5), passed("aria2", 1.0), passed("libtorrent", 0.0, trouble="it ended early")],
         skipped=["rsync: there is none"],
     )
     text = io.StringIO()
@@ -72,7 +73,7 @@ def test_a_report_can_be_printed_and_read_again() -> None:
 
 
 def test_processor_time_is_known_between_any_two_moments() -> None:
-    looks = Looks()
+    looks = CpuSamples()
     for at, spent in ((10.0, 1.0), (11.0, 1.5), (13.0, 1.5)):
         looks.add(at, spent)
     assert looks.between(10.5, 12.0) == 0.25
@@ -122,7 +123,9 @@ def test_connections_are_passed_on() -> None:
     assert asyncio.run(asyncio.wait_for(asked(), 10)) == b"HELLO\n"
 
 
-@pytest.mark.parametrize("arguments", [("--rivals", "rsync"), ("--size", "much"), ("--rounds", "0"), ("--rate", "-1")])
+@pytest.mark.parametrize(
+    "arguments", [("--baselines", "rsync"), ("--size", "much"), ("--rounds", "0"), ("--rate", "-1")]
+)
 def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
     code, told = refused("relay", *arguments)
     assert code == 2
@@ -156,8 +159,8 @@ def test_a_leaf_can_get_nothing_but_from_the_relay() -> None:
 @pytest.mark.root
 @needs_networks
 def test_real_relays_are_measured_and_keep_what_they_pass_on() -> None:
-    names = [name for name in (OURS, *RIVALS) if not missing(name)]
-    options = Options(names, [1 << 20], rates=[0.0], rounds=1, leaves=2, limit=120, settle=0.2)
+    names = [name for name in (P2PSYNC, *BASELINES) if not missing(name)]
+    options = RelayOptions(names, [1 << 20], rates=[0.0], rounds=1, leaves=2, limit=120, settle=0.2)
     made = RelayBench(options).run()
     assert [run.contender for run in made.passages] == names
     for run in made.passages:

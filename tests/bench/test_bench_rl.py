@@ -14,10 +14,21 @@ from rich.console import Console
 
 from p2psync.bench.rl.bench import RlBench
 from p2psync.bench.rl.figures import figures, idle
-from p2psync.bench.rl.generator import ActorSaid, CommitSaid, Spent
-from p2psync.bench.rl.learner import StepSaid
-from p2psync.bench.rl.report import Idle, RlReport, Run, lines
-from p2psync.bench.rl.scale import FREE, FULL, OURS, Options, lengths, quick, shapes, topology
+from p2psync.bench.rl.generator import ActorResult, CommitRecord, SlotTimes
+from p2psync.bench.rl.learner import LearnerStep
+from p2psync.bench.rl.report import Idle, LoopRun, RlReport, lines
+from p2psync.bench.rl.scale import (
+    FIFO,
+    FREE,
+    FULL,
+    P2PSYNC,
+    SPARSE,
+    LoopOptions,
+    lengths,
+    quick_options,
+    shapes,
+    topology,
+)
 from p2psync.bench.rl.tables import print_rl_report
 from p2psync.topology.emulator import why_not
 
@@ -26,12 +37,12 @@ _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
 
-def ran(way: str, tokens: float, **more: object) -> Run:
+def ran(way: str, tokens: float, **more: object) -> LoopRun:
     """A run that came to so many tokens/s."""
-    return Run(way=way, gbit=1.0, regions=4, actors=8, tokens_per_second=tokens, **more)  # type: ignore[arg-type]
+    return LoopRun(way=way, gbit=1.0, regions=4, actors=8, tokens_per_second=tokens, **more)  # type: ignore[arg-type]
 
 
-def report(runs: list[Run]) -> RlReport:
+def report(runs: list[LoopRun]) -> RlReport:
     """A report of these."""
     return RlReport(
         runs=runs,
@@ -49,16 +60,16 @@ def report(runs: list[Run]) -> RlReport:
 
 
 def test_a_whole_copy_takes_as_long_as_that_of_the_real_model() -> None:
-    options = Options(model_bytes=64_000_000, faster=1)
+    options = LoopOptions(model_bytes=64_000_000, faster=1)
     assert options.rate(1.0) == pytest.approx(4.0)
     assert 8 * options.model_bytes / (options.rate(0.25) * 1e6) == pytest.approx(16e9 * 8 / 0.25e9)
-    assert Options(model_bytes=64_000_000, faster=6).rate(1.0) == pytest.approx(24.0)
+    assert LoopOptions(model_bytes=64_000_000, faster=6).rate(1.0) == pytest.approx(24.0)
     assert 2 * sum(rows * columns for rows, columns in shapes(64_000_000)) == pytest.approx(64e6, rel=0.02)
 
 
 @pytest.mark.parametrize("regions", [1, 2, 3, 4])
 def test_the_trainer_is_alone_and_every_region_is_linked_with_every_other(regions: int) -> None:
-    made = topology(Options(actors=3), regions, 1.0)
+    made = topology(LoopOptions(actors=3), regions, 1.0)
     made.check()
     assert [host for host, region in made.hosts if region == "r0"] == [made.trainer]
     assert len(made.hosts) == 1 + 3 * regions
@@ -67,7 +78,7 @@ def test_the_trainer_is_alone_and_every_region_is_linked_with_every_other(region
 
 
 def test_every_step_asks_for_as_many_tokens_as_the_actors_make_in_its_time() -> None:
-    options = Options()
+    options = LoopOptions()
     for step in range(3):
         drawn = lengths(options, 8, step)
         assert len(drawn) == 8 * 40
@@ -93,9 +104,9 @@ def test_a_step_changes_as_much_as_it_is_told(tmp_path: Path) -> None:
     assert sha256(one) != sha256(other)
 
 
-def said(step: int, at: float) -> StepSaid:
+def said(step: int, at: float) -> LearnerStep:
     """A step of ten seconds that ends at `at`, with 1000 tokens of ten answers, three of them a version behind."""
-    return StepSaid(
+    return LearnerStep(
         step=step,
         put=at - 10,
         collected=at - 4,
@@ -109,11 +120,11 @@ def said(step: int, at: float) -> StepSaid:
 
 
 def test_figures_are_of_the_steps_that_count_and_of_the_real_loop() -> None:
-    options = Options(warm=1, faster=5, speed=40)
-    commits = [CommitSaid(1, 111.0, 0.5, 1.0), CommitSaid(2, 122.0, 0.001, 2.0), CommitSaid(3, 129.0, 0.003, 2.0)]
-    actor = ActorSaid(version=3, sha256="x", commits=commits, spent=[], outcomes={"accepted": 30, "duplicate": 2})
+    options = LoopOptions(warm=1, faster=5, speed=40)
+    commits = [CommitRecord(1, 111.0, 0.5, 1.0), CommitRecord(2, 122.0, 0.001, 2.0), CommitRecord(3, 129.0, 0.003, 2.0)]
+    actor = ActorResult(version=3, sha256="x", commits=commits, spent=[], outcomes={"accepted": 30, "duplicate": 2})
     made = figures(
-        *(options, Run(way=OURS, gbit=1, regions=1, actors=0)),
+        *(options, LoopRun(way=P2PSYNC, gbit=1, regions=1, actors=0)),
         [said(0, 110), said(1, 120), said(2, 130)],
         {"r1-0": actor},
         {"3": "y"},
@@ -123,7 +134,6 @@ def test_figures_are_of_the_steps_that_count_and_of_the_real_loop() -> None:
     assert made.seconds_per_step == 50
     assert made.tokens_per_second == 2000 / 100
     assert made.share == 0.5
-    assert made.pauses == [0.5, 0.001, 0.003]
     assert (made.staleness_mean, made.staleness_most) == (0.3, 1)
     assert made.spread == [2.0, -1.0]  # of versions 2 and 3
     assert (made.uplink_bytes, made.payload_bytes) == (150, 50)
@@ -132,30 +142,52 @@ def test_figures_are_of_the_steps_that_count_and_of_the_real_loop() -> None:
 
 
 def test_idle_time_is_counted_between_two_moments() -> None:
-    notes = [Spent(0, 0, 0, 50, 0), Spent(8, 80, 0, 50, 0), Spent(16, 128, 4, 58, 4), Spent(30, 160, 99, 99, 99)]
+    notes = [
+        SlotTimes(0, 0, 0, 50, 0),
+        SlotTimes(8, 80, 0, 50, 0),
+        SlotTimes(16, 128, 4, 58, 4),
+        SlotTimes(30, 160, 99, 99, 99),
+    ]
     assert idle([notes], 7, 17) == Idle(without_work=4 / 64, without_version=8 / 64, paused=4 / 64)
     assert idle([notes[:1]], 0, 99).whole == 0
 
 
+def test_what_staging_and_other_processes_cost_is_told_apart() -> None:
+    notes = [SlotTimes(0, 0, 0, 0, 0, 0, 0), SlotTimes(10, 70, 0, 0, 0, 20, 10)]
+    assert idle([notes], 0, 10) == Idle(staging=0.2, behind=0.1)
+    assert idle([notes], 0, 10).whole == pytest.approx(0.3)
+
+
 def test_runs_are_compared_on_their_own_network() -> None:
-    runs = [ran(FREE, 100), ran(OURS, 98), ran(FULL, 14), ran(FREE, 50, trouble="it ended")]
+    runs = [ran(FREE, 100), ran(P2PSYNC, 98), ran(FULL, 14), ran(FREE, 50, trouble="it ended")]
     found = {line.run.way: (line.lost, line.times) for line in lines(runs[:3])}
-    assert found[OURS] == (pytest.approx(0.02), 7)
+    assert found[P2PSYNC] == (pytest.approx(0.02), 7)
     assert found[FREE] == (None, pytest.approx(100 / 14))
     assert found[FULL] == (pytest.approx(0.86), None)
+    with_fifo = lines([*runs[:3], ran(FIFO, 49, ideal_tokens_per_second=70, ideal_copy_seconds=88)])
+    (mine,) = [line for line in with_fifo if line.run.way == P2PSYNC]
+    assert (mine.times, mine.to_ideal) == (2, pytest.approx(1.4))  # the fastest full broadcast counts
     (line,) = lines([runs[3]])
     assert (line.lost, line.times) == (None, None)
+
+
+def test_rounds_count_by_their_median_and_the_middle_run_is_shown() -> None:
+    runs = [ran(P2PSYNC, tokens, round=i) for i, tokens in enumerate((90, 60, 80))]
+    (mine, full) = lines([*runs, ran(FULL, 40), ran(FULL, 0, round=1, trouble="it ended")])
+    assert (mine.tokens, mine.least, mine.most, mine.run.round) == (80, 60, 90, 2)
+    assert (mine.times, full.tokens) == (2, 40)
 
 
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from p2psync.bench.rl.plot import plot_rl_report
 
-    runs = [ran(FREE, 100), ran(OURS, 98, pauses=[0.004, 0.012], other_weights=["r1-0"]), ran(FULL, 14)]
-    made = report([*runs, ran(OURS, 0, trouble="the trainer ended")])
+    fifo = ran(FIFO, 49, ideal_tokens_per_second=70, ideal_copy_seconds=88, skipped=1)
+    runs = [ran(FREE, 100), ran(P2PSYNC, 98, other_weights=["r1-0"]), ran(FULL, 14), fifo]
+    made = report([*runs, ran(P2PSYNC, 0, trouble="the trainer ended")])
     text = io.StringIO()
     print_rl_report(made, Console(file=text, width=200))
-    for words in ("paced by the clock", "2.0 %", "7.00×", "OTHER WEIGHTS", "the trainer ended"):
+    for words in ("are arithmetic", "2.0 %", "2.00×", "OTHER WEIGHTS", "the trainer ended", "fastest", "never sent"):
         assert words in text.getvalue()
     plot_rl_report(made, tmp_path / "rl.png")
     assert (tmp_path / "rl.png").stat().st_size > 10_000
@@ -182,16 +214,18 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., 
 @pytest.mark.root
 @needs_networks
 def test_a_loop_of_real_processes_learns_the_same_each_way_and_ends_with_the_published_weights() -> None:
-    options = replace(quick(Options()), steps=4, full_steps=3, model_bytes=4_000_000)
+    options = replace(quick_options(LoopOptions()), steps=4, full_steps=3, model_bytes=4_000_000)
     made = RlBench(options).run()
-    assert [run.way for run in made.runs] == [FREE, OURS, FULL]
+    assert [run.way for run in made.runs] == [FREE, P2PSYNC, FULL, FIFO, SPARSE]
     for run in made.runs:
         assert run.trouble == ""
         assert run.other_weights == []
         assert run.staleness_most <= 1
         assert [step.tokens for step in run.steps] == [sum(lengths(options, 2, i)) for i in range(len(run.steps))]
-    free, ours, full = made.runs
-    assert not free.pauses
-    assert ours.pauses
-    assert 0 < ours.payload_bytes < 0.1 * options.model_bytes
+    free, p2psync, full, fifo, sparse = made.runs
+    assert not any(step.live for step in free.steps)
+    assert all(len(step.live) == 2 for step in p2psync.steps[:-1])
+    assert fifo.ideal_copy_seconds > 50
+    assert sparse.steps[0].live == sparse.steps[1].live  # version 1 is never sent: 2 comes in its place
+    assert 0 < p2psync.payload_bytes < 0.1 * options.model_bytes
     assert full.payload_bytes > 0.5 * options.model_bytes

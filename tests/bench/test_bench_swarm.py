@@ -17,13 +17,13 @@ from child_signals import heed_interrupts
 from rich.console import Console
 
 from p2psync.bench.swarm import faults, tracker
-from p2psync.bench.swarm.contenders import HEATS, OURS, missing
+from p2psync.bench.swarm.contenders import P2PSYNC, TRIALS, missing
 from p2psync.bench.swarm.metainfo import bencode, torrent_of
 from p2psync.bench.swarm.plot import middle_runs
-from p2psync.bench.swarm.publisher import Weights, count_for, least_bytes
-from p2psync.bench.swarm.race import Options, Race
-from p2psync.bench.swarm.report import Run, Sample, SwarmReport, lines, times_faster
-from p2psync.bench.swarm.tables import fault_ratios, print_swarm_report
+from p2psync.bench.swarm.publisher import RaceWeights, count_for, least_bytes
+from p2psync.bench.swarm.race import Race, RaceOptions
+from p2psync.bench.swarm.report import LinkSample, RaceRun, SwarmReport, lines, times_faster
+from p2psync.bench.swarm.tables import comparisons, fault_ratios, print_swarm_report
 from p2psync.bench.swarm.trial import write_random
 from p2psync.errors import UsageError
 from p2psync.topology.emulator import namespaces, runs, why_not
@@ -39,9 +39,9 @@ _reason = why_not()
 needs_networks = pytest.mark.skipif(_reason is not None, reason=_reason or "")
 
 
-def ran(contender: str, seconds: float | None, *, round: int = 0, cold: bool = False, fault: str = "") -> Run:
+def ran(contender: str, seconds: float | None, *, round: int = 0, cold: bool = False, fault: str = "") -> RaceRun:
     """A run over a floor of 2 s."""
-    return Run(
+    return RaceRun(
         contender=contender,
         round=round,
         cold=cold,
@@ -53,12 +53,12 @@ def ran(contender: str, seconds: float | None, *, round: int = 0, cold: bool = F
         trainer_copies=1.5,
         region_copies={"b": 1.25, "c": 2.0},
         cpu_seconds=3.0,
-        progress=[Sample(0.0, [0]), Sample(1.0, [900])],
+        progress=[LinkSample(0.0, [0]), LinkSample(1.0, [900])],
         trouble="" if seconds else "not within 9 s",
     )
 
 
-def report(found: list[Run]) -> SwarmReport:
+def report(found: list[RaceRun]) -> SwarmReport:
     """A report of these runs."""
     return SwarmReport(
         topology="drawn",
@@ -81,7 +81,7 @@ def test_a_payload_may_be_larger_than_can_be_drawn_at_a_time(tmp_path: Path) -> 
 
 
 def test_a_line_is_the_median_of_its_runs() -> None:
-    found = lines([ran(OURS, seconds) for seconds in (3.0, 9.0, 4.0)])
+    found = lines([ran(P2PSYNC, seconds) for seconds in (3.0, 9.0, 4.0)])
     assert [(line.seconds, line.ratio, line.least, line.most, line.region_copies) for line in found] == [
         (4.0, 2.0, 3.0, 9.0, 2.0)
     ]
@@ -95,29 +95,56 @@ def test_a_run_that_did_not_end_counts_as_endless() -> None:
 
 
 def test_cold_runs_and_faults_have_lines_of_their_own_after_the_others() -> None:
-    found = lines([ran(OURS, 8.0, cold=True), ran(OURS, 5.0, fault=faults.KILL), ran(OURS, 4.0), ran("aria2", 6.0)])
+    found = lines(
+        [ran(P2PSYNC, 8.0, cold=True), ran(P2PSYNC, 5.0, fault=faults.KILL), ran(P2PSYNC, 4.0), ran("aria2", 6.0)]
+    )
     assert [(line.contender, line.cold, line.fault) for line in found] == [
-        (OURS, False, ""),
+        (P2PSYNC, False, ""),
         ("aria2", False, ""),
-        (OURS, True, ""),
-        (OURS, False, faults.KILL),
+        (P2PSYNC, True, ""),
+        (P2PSYNC, False, faults.KILL),
     ]
-    assert times_faster(found, OURS, "aria2") == 1.5
-    assert times_faster(found, OURS, "rsync") is None
+    assert times_faster(found, P2PSYNC, "aria2") == 1.5
+    assert times_faster(found, P2PSYNC, "rsync") is None
     assert fault_ratios(found) == {faults.KILL: 1.25}
 
 
+def test_of_one_client_with_two_options_the_better_one_is_compared() -> None:
+    runs = [ran(P2PSYNC, 4.0), ran("libtorrent", 9.0), ran("libtorrent-super", 6.0), ran("aria2", 8.0)]
+    assert comparisons(lines(runs)) == [
+        "libtorrent-super takes 1.50 times as long as p2psync",
+        "aria2 takes 2.00 times as long as p2psync",
+    ]
+
+
+def test_cold_runs_are_compared_with_cold_runs() -> None:
+    runs = [ran(P2PSYNC, 4.0), ran("aria2", 8.0), ran(P2PSYNC, 10.0, cold=True), ran("aria2", 5.0, cold=True)]
+    assert comparisons(lines(runs)) == [
+        "aria2 takes 2.00 times as long as p2psync",
+        "aria2 takes 0.50 times as long as p2psync, cold",
+    ]
+
+
+def test_who_was_over_the_limit_is_not_run_again_in_runs_of_that_kind() -> None:
+    race = Race("drawn", WAN, RaceOptions(1000, [P2PSYNC, "aria2"]))
+    race.runs = [msgspec.structs.replace(ran("aria2", None), over_limit=True)]
+    assert race._is_hopeless("aria2", cold=False)
+    assert not race._is_hopeless("aria2", cold=True)
+    race.runs = [msgspec.structs.replace(ran(P2PSYNC, None), over_limit=True)]
+    assert not race._is_hopeless(P2PSYNC, cold=False)
+
+
 def test_the_run_that_is_drawn_is_the_middle_one() -> None:
-    found = [ran(OURS, 9.0), ran(OURS, 3.0, round=1), ran(OURS, 4.0, round=2), ran("aria2", None)]
-    assert middle_runs(found) == {OURS: found[2]}
+    found = [ran(P2PSYNC, 9.0), ran(P2PSYNC, 3.0, round=1), ran(P2PSYNC, 4.0, round=2), ran("aria2", None)]
+    assert middle_runs(found) == {P2PSYNC: found[2]}
 
 
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     from p2psync.bench.swarm.plot import plot_swarm_report
 
-    cut = msgspec.structs.replace(ran(OURS, 5.0, fault=faults.CUT), replanned=1.75)
-    with_plan = msgspec.structs.replace(ran(OURS, 4.0), planned=55.9)
+    cut = msgspec.structs.replace(ran(P2PSYNC, 5.0, fault=faults.CUT), replanned=1.75)
+    with_plan = msgspec.structs.replace(ran(P2PSYNC, 4.0), planned=55.9)
     made = report([with_plan, ran("aria2", 6.0), ran("rsync", None), cut])
     text = io.StringIO()
     print_swarm_report(made, Console(file=text, width=150))
@@ -171,7 +198,7 @@ def test_the_tracker_tells_of_all_others() -> None:
 def test_a_drawn_policy_changes_as_much_as_it_is_told() -> None:
     import numpy as np
 
-    weights = Weights(1 << 20, np.random.default_rng(0))
+    weights = RaceWeights(1 << 20, np.random.default_rng(0))
     (spec,) = weights.specs
     before = weights.units(spec).copy()
     moved = weights.change(5000)
@@ -200,7 +227,7 @@ def test_three_hosts_of_the_uneven_lan_are_slow() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [(), ("--quick", "x.toml"), ("--quick", "--rivals", "napster"), ("--quick", "--size", "much")]
+    "arguments", [(), ("--quick", "x.toml"), ("--quick", "--baselines", "napster"), ("--quick", "--size", "much")]
 )
 def test_wrong_uses_are_told_in_one_line(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
     code, told = refused("swarm", *arguments)
@@ -211,7 +238,7 @@ def test_wrong_uses_are_told_in_one_line(arguments: tuple[str, ...], refused: Ca
 def test_a_region_without_a_link_to_the_trainers_cannot_race() -> None:
     chain = Topology("a-0", {name: Region(1, 10) for name in "abc"}, [Link(("a", "b"), 10, 5), Link(("b", "c"), 10, 5)])
     with pytest.raises(UsageError, match="no link joins c and a"):
-        Race("chain", chain, Options(1 << 20, [OURS])).run()
+        Race("chain", chain, RaceOptions(1 << 20, [P2PSYNC])).run()
 
 
 def networks_of(process: int) -> list[runs.RunState]:
@@ -236,18 +263,21 @@ def is_gone(network: runs.RunState) -> bool:
 @needs_networks
 def test_a_race_of_real_processes_is_won_by_no_one_who_cheats(tmp_path: Path) -> None:
     topology = Topology("lan-0", {"lan": Region(4, 100)})
-    names = [name for name in HEATS if not missing(name)]
+    names = [name for name in TRIALS if not missing(name)]
     seen: list[runs.RunState] = []
-    options = Options(1 << 20, names, rounds=1, limit=20, settle=0.2)
+    options = RaceOptions(1 << 20, names, rounds=1, limit=60, settle=0.2)
     made = Race("drawn", topology, options, lambda line: seen.extend(networks_of(os.getpid()))).run()
-    assert [run.contender for run in made.runs] == names
+    assert [(run.contender, run.cold) for run in made.runs] == [
+        (name, cold) for cold in (False, True) for name in names
+    ]
     for run in made.runs:
         assert run.trouble == ""
         assert run.seconds is not None
         assert run.seconds > 0.98 * run.floor
         assert set(run.finished) == {"lan-1", "lan-2", "lan-3"}
         assert run.trainer_copies >= 1
-        assert run.progress[-1].received[0] >= run.payload_bytes
+        # aria2 sends a block before the start.
+        assert run.progress[-1].received[0] >= run.payload_bytes - (16 << 10)
     assert seen
     assert all(is_gone(network) for network in seen)
 
@@ -256,7 +286,7 @@ def test_a_race_of_real_processes_is_won_by_no_one_who_cheats(tmp_path: Path) ->
 @needs_networks
 def test_a_delta_is_raced_on_its_base_and_survives_a_killed_relay() -> None:
     topology = Topology("lan-0", {"lan": Region(4, 20)})
-    options = Options(1 << 20, [OURS], rounds=1, base=8 << 20, limit=20, settle=0.2, with_faults=True)
+    options = RaceOptions(1 << 20, [P2PSYNC], rounds=1, base=8 << 20, limit=20, settle=0.2, with_faults=True)
     made = Race("drawn", topology, options).run()
     plain, killed, cut = made.runs
     assert (plain.fault, killed.fault, cut.fault) == ("", faults.KILL, faults.CUT)
@@ -270,7 +300,7 @@ def test_a_delta_is_raced_on_its_base_and_survives_a_killed_relay() -> None:
 @needs_networks
 def test_an_interrupted_race_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "p2psync", "bench", "swarm", "--quick", "--rivals", "none"],
+        [sys.executable, "-m", "p2psync", "bench", "swarm", "--quick", "--baselines", "none"],
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stderr=subprocess.PIPE,
         text=True,

@@ -5,7 +5,7 @@ import pytest
 
 from p2psync.bench import bounds
 from p2psync.bench.bounds import entropy_bits, measure_bounds
-from p2psync.bench.deltas import History
+from p2psync.bench.deltas import ModelHistory
 
 UNITS = 1 << 20
 
@@ -37,7 +37,7 @@ def test_bounds_are_the_entropies_of_the_law_that_was_drawn_from():
 def test_history_helps_where_it_tells_something_and_nowhere_else():
     rng = np.random.default_rng(1)
     old, new, changes, steps = drawn(rng, (0.04, 0.04))
-    telling, silent = History.empty(UNITS), History.empty(UNITS)
+    telling, silent = ModelHistory.empty(UNITS), ModelHistory.empty(UNITS)
     for history, where, ways in ((telling, changes, steps), (silent, rng.permutation(changes), rng.permutation(steps))):
         positions = np.flatnonzero(where).astype(np.uint32)
         history.add(3, positions, ways[positions])

@@ -10,14 +10,15 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from p2psync.bench import patchers
-from p2psync.bench.codec import RIVAL_NAMES, Options, drawn, measure_delta, run_codec_bench
-from p2psync.bench.deltas import Delta
+from p2psync.bench import codec, patchers
+from p2psync.bench.baselines import BASELINES
+from p2psync.bench.codec import BASELINE_NAMES, CodecOptions, drawn, measure_delta, run_codec_bench
+from p2psync.bench.deltas import ModelDelta
 from p2psync.bench.plot import plot_codec_report
 from p2psync.bench.policy import draw_step, model_rows, to_bf16
 from p2psync.bench.report import CodecReport
 from p2psync.bench.tables import print_codec_report
-from p2psync.bench.timing import Work
+from p2psync.bench.timing import CodecWork
 from p2psync.cli.main import app
 from p2psync.delta.container import PROFILES
 from p2psync.errors import DigestMismatchError, UsageError
@@ -84,7 +85,7 @@ def test_the_short_form_measures_every_format_once_and_all_speeds(report):
     for delta in report.deltas:
         names = [size.name for size in delta.formats]
         left_out = {line.split()[0] for line in delta.skipped}
-        assert sorted({*names} | left_out) == sorted((*RIVAL_NAMES, "fast", "tight"))
+        assert sorted({*names} | left_out) == sorted((*BASELINE_NAMES, "fast", "tight"))
         assert len(set(names)) == len(names)
         assert delta.bounds.changed == delta.changed
         assert {(speed.profile, speed.threads) for speed in delta.speeds} == set(product(PROFILES, cores))
@@ -131,7 +132,7 @@ def test_a_plot_that_cannot_be_written_is_an_error_in_one_line(report, tmp_path)
 
 
 def test_a_model_that_lies_in_caches_is_not_timed():
-    report = run_codec_bench(drawn(4 << 20, [0.01], 5, silent), Options(rivals=("sparrow",)))
+    report = run_codec_bench(drawn(4 << 20, [0.01], 5, silent), CodecOptions(baselines=("sparrow",)))
     (delta,) = report.deltas
     assert delta.speeds == report.budgets == []
     assert [size.name for size in delta.formats] == ["sparrow", "fast", "tight"]
@@ -140,12 +141,27 @@ def test_a_model_that_lies_in_caches_is_not_timed():
     assert "p2psync tight" in out.getvalue() and "read both copies" not in out.getvalue()
 
 
+def test_only_formats_written_here_from_descriptions_are_said_to_be_rebuilt(report, short_form):
+    for delta in report.deltas:
+        rebuilt = {size.name for size in delta.formats if size.rebuilt}
+        assert rebuilt == {baseline.name for baseline in BASELINES}
+    assert "rebuilt here from their published descriptions" in short_form[0]
+
+
+def test_a_dense_delta_is_drawn_of_a_smaller_model(monkeypatch):
+    monkeypatch.setattr(codec, "DENSE_BYTES", 2 << 20)
+    sizes = {delta.asked_density: delta for delta in drawn(8 << 20, [0.01, 0.5], 1, silent)}
+    assert sizes[0.5].model_bytes < 3 << 20 < sizes[0.01].model_bytes
+    changed = sum(np.count_nonzero(old != new) for old, new in zip(sizes[0.5].olds, sizes[0.5].news, strict=True))
+    assert 0.4 < changed / sizes[0.5].units < 0.6
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (["--size", "lots"], "--size"),
         (["--profile", "loose"], "--profile"),
-        (["--rivals", "gzip"], "no format 'gzip'"),
+        (["--baselines", "gzip"], "no format 'gzip'"),
         (["--size", "0MB", "--trajectories", ".", "--steps", "0"], "--steps"),
         (["--size", "0MB", "--trajectories", ".", "--models", "gpt"], "no model 'gpt'"),
     ],
@@ -158,7 +174,7 @@ def test_wrong_options_are_refused_before_anything_is_measured(words, told):
 
 def test_a_wrong_bit_ends_the_benchmark():
     delta = next(drawn(1 << 20, [0.01], 0, silent))
-    with Work(delta, "fast", 1) as work:
+    with CodecWork(delta, "fast", 1) as work:
         work.encode()
         work.remember()
         delta.olds[1][:] ^= 1
@@ -169,7 +185,7 @@ def test_a_wrong_bit_ends_the_benchmark():
 def test_a_missing_tool_is_told_and_left_out(monkeypatch):
     monkeypatch.setattr(patchers.shutil, "which", lambda program: None)
     delta = next(drawn(1 << 20, [0.01], 0, silent))
-    measured = measure_delta(delta, Options(rivals=("bsdiff", "int32")), silent)
+    measured = measure_delta(delta, CodecOptions(baselines=("bsdiff", "int32")), silent)
     assert measured.skipped == ["bsdiff skipped: not installed (Debian package bsdiff)"]
     assert measured.format("bsdiff") is None and measured.format("int32") is not None
 
@@ -184,8 +200,8 @@ def test_a_part_holds_the_same_share_of_every_tensor():
 def test_work_on_several_cores_is_the_work_of_one(step):
     rows, pairs = step
     olds, news = map(list, zip(*pairs, strict=True))
-    delta = Delta(name="", source="", rows=rows, olds=[old.copy() for old in olds], news=news)
-    with Work(delta, "tight", 2) as work:
+    delta = ModelDelta(name="", source="", rows=rows, olds=[old.copy() for old in olds], news=news)
+    with CodecWork(delta, "tight", 2) as work:
         work.encode()
         work.remember()
         work.stage()

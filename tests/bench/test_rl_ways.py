@@ -35,10 +35,10 @@ def subscribe(publisher: Publisher, place: Path, policy: torch.nn.Module) -> Sub
 
 
 def test_what_one_process_puts_up_all_see(tmp_path: Path) -> None:
-    ours, theirs = Board(tmp_path / "board"), Board(tmp_path / "board")
-    assert theirs.version == 0
-    ours.put_up(7)
-    assert theirs.version == Board(tmp_path / "board").version == 7
+    one, other = Board(tmp_path / "board"), Board(tmp_path / "board")
+    assert other.version == 0
+    one.put_up(7)
+    assert other.version == Board(tmp_path / "board").version == 7
 
 
 def test_at_no_cost_every_actor_counts_as_being_at_the_newest_version(tmp_path: Path) -> None:

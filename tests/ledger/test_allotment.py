@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.bench.rollouts.steps import Case, Simulation, compare
+from p2psync.bench.rollouts.steps import Case, RolloutSimulation, compare
 from p2psync.membership.work import MAX_RESULT_BYTES
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
@@ -59,7 +59,7 @@ def test_steps_of_many_items_at_a_time_take_a_quarter_less_as_well() -> None:
 
 def test_the_same_case_goes_the_same_way() -> None:
     case = Case(name="", speeds=FOUR, items=64, steps=2)
-    assert Simulation(case, "allotted").run() == Simulation(case, "allotted").run()
+    assert RolloutSimulation(case, "allotted").run() == RolloutSimulation(case, "allotted").run()
 
 
 def test_shares_follow_measured_speed() -> None:
@@ -92,7 +92,7 @@ def test_a_node_that_overstates_tokens_gains_twofold_at_most(claimed: int) -> No
 
 def test_a_liar_does_not_make_steps_longer() -> None:
     honest, lying = (
-        Simulation(Case(name="", speeds=TWO, items=128, steps=4, claims=claims), "allotted").run()
+        RolloutSimulation(Case(name="", speeds=TWO, items=128, steps=4, claims=claims), "allotted").run()
         for claims in ([1.0, 1.0], [100.0, 1.0])
     )
     assert lying.total < 1.1 * honest.total

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from p2psync.bench.rollouts.faults import simulate, sweep
-from p2psync.bench.rollouts.world import Trainer
+from p2psync.bench.rollouts.world import LedgerTrainer
 from p2psync.trainer.ledger.core import Ledger
 
 
@@ -43,4 +42,4 @@ def test_a_trainer_that_forgets_its_steps_is_detected(monkeypatch: pytest.Monkey
 
 
 def test_an_acknowledgement_before_durability_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert broken(monkeypatch, Trainer, "_when_durable", lambda self, call: call())
+    assert broken(monkeypatch, LedgerTrainer, "_when_durable", lambda self, call: call())

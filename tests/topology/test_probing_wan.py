@@ -3,7 +3,7 @@
 import pytest
 from emulator_parts import needs_networks
 
-from p2psync.bench.probing import Line, compare, watch
+from p2psync.bench.probing import ProbeLine, compare, watch
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.topology.emulator import Emulator
 from p2psync.topology.model import Link, Region, Topology
@@ -17,7 +17,7 @@ WAN = Topology("a-0", {"a": Region(2, 60), "b": Region(2, 40), "c": Region(1, 20
 ])  # fmt: skip
 
 
-def wrong(lines: list[Line]) -> list[Line]:
+def wrong(lines: list[ProbeLine]) -> list[ProbeLine]:
     """Figures that are off by a fifth, and round trips by some ms. Downlinks show only where others fill them.
 
     Uplinks, which must be filled by several paths at once, are found last: half of one will do.

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from p2psync.bench import arc
-from p2psync.bench import baselines as rivals
+from p2psync.bench import arc, baselines
 from p2psync.bench.patchers import TOOLS, measure_tool, missing
 from p2psync.delta.tensors import Kind, Row, TensorSpec
 
-FORMATS = [*rivals.RIVALS, *([] if arc.missing() else [arc.ARC])]
-NAMES = [rival.name for rival in FORMATS]
+FORMATS = [*baselines.BASELINES, *([] if arc.missing() else [arc.ARC])]
+NAMES = [baseline.name for baseline in FORMATS]
 
 
 def rows_of(*shapes):
@@ -27,52 +26,52 @@ def far_apart(size):
     return sorted({0, 1, 254, 255, 256, 509, 510, 65535, 65536, size - 2, size - 1})
 
 
-@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
-def test_gaps_of_every_length_in_matrices_and_vectors_come_back(rival):
+@pytest.mark.parametrize("baseline", FORMATS, ids=NAMES)
+def test_gaps_of_every_length_in_matrices_and_vectors_come_back(baseline):
     rng = np.random.default_rng(0)
     shapes = [(300, 1000), (7,), (5,), (70000,), (2, 3, 70000), (400000, 1)]
     wheres = [far_apart(300000), [], [0, 4], far_apart(70000), [0, 139999, 419999], [3, 399999]]
     rows = rows_of(*shapes)
     olds, news = zip(*(changed(rng, shape, where) for shape, where in zip(shapes, wheres, strict=True)), strict=True)
-    size = rivals.measure_rival(rival, rows, olds, news)
+    size = baselines.measure_baseline(baseline, rows, olds, news)
     assert size.changed == sum(map(len, wheres))
 
 
-@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
-def test_nothing_and_everything_changed_come_back(rival):
+@pytest.mark.parametrize("baseline", FORMATS, ids=NAMES)
+def test_nothing_and_everything_changed_come_back(baseline):
     old = np.arange(5000, dtype=np.uint16)
     rows = rows_of((50, 100))
-    assert rivals.measure_rival(rival, rows, [old], [old]).changed == 0
-    assert rivals.measure_rival(rival, rows, [old], [old + 1]).changed == 5000
+    assert baselines.measure_baseline(baseline, rows, [old], [old]).changed == 0
+    assert baselines.measure_baseline(baseline, rows, [old], [old + 1]).changed == 5000
 
 
-@pytest.mark.parametrize("rival", FORMATS, ids=NAMES)
-def test_a_format_that_loses_a_bit_is_found_out(rival):
+@pytest.mark.parametrize("baseline", FORMATS, ids=NAMES)
+def test_a_format_that_loses_a_bit_is_found_out(baseline):
     rows, old = rows_of((100,)), np.zeros(100, np.uint16)
     new = old.copy()
     new[5] = 1
 
     def lossy(data, rows, base):
-        for row, positions, bits in rival.decode(data, rows, base):
+        for row, positions, bits in baseline.decode(data, rows, base):
             yield row, positions, bits ^ np.uint16(1)
 
     with pytest.raises(AssertionError, match="did not come back"):
-        rivals.measure_rival(rival._replace(decode=lossy), rows, [old], [new])
+        baselines.measure_baseline(baseline._replace(decode=lossy), rows, [old], [new])
 
 
 def test_sizes_without_compression_are_exact():
     rows, old = rows_of((1000,)), np.zeros(1000, np.uint16)
     new = old.copy()
     new[[3, 4, 400]] = 7
-    sizes = {r.name: rivals.measure_rival(r, rows, [old], [new]).payload for r in rivals.RIVALS}
+    sizes = {r.name: baselines.measure_baseline(r, rows, [old], [new]).payload for r in baselines.BASELINES}
     assert sizes["int32"] == 8 + 3 * 6
     assert sizes["sparrow"] == 8 + (1 + 1 + 2) + 3 * 2  # gaps 3, 0 and 395
 
 
 def test_leb128_is_written_as_everybody_writes_it():
-    data = rivals.write_leb128(np.array([0, 127, 128, 624485]))
+    data = baselines.write_leb128(np.array([0, 127, 128, 624485]))
     assert data.tobytes() == bytes([0, 0x7F, 0x80, 1, 0xE5, 0x8E, 0x26])
-    values, used = rivals.read_leb128(data, 4)
+    values, used = baselines.read_leb128(data, 4)
     assert values.tolist() == [0, 127, 128, 624485] and used == data.size
 
 
