@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
+
 from p2psync.bench.policy import draw_step, model_rows
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges

@@ -14,6 +14,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+
 from p2psync.bench.probing_node import ProbeSetup, ProbeState
 from p2psync.errors import P2PSyncError
 from p2psync.membership.records import NodeInfo

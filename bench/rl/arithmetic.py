@@ -12,7 +12,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.kernels.weights import address, plain, scatter_at
+from p2psync.delta.kernels.unit_loops import address, plain, scatter_at
 
 #: Numbers that one round multiplies and adds to: they lie in the nearest cache.
 _NUMBERS = 1024

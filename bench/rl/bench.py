@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.rl import generator, learner, scale
 from p2psync.bench.rl.arithmetic import MachineSpeed, measure_machine

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
 from p2psync.actor.work_queue import ClaimedItem, WorkQueue

@@ -17,6 +17,8 @@ from pathlib import Path
 import msgspec
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import nn
+
 from p2psync.bench.rl.broadcast import FinishingBroadcast
 from p2psync.bench.rl.scale import FIFO, FREE, FULL_WAYS, SPARSE, STRICT
 from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
@@ -25,11 +27,10 @@ from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, Published, Trouble
 from p2psync.protocol.keys import public_text
-from p2psync.trainer.config import TrainerConfig
 from p2psync.store.packs import Store
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.ledger.core import LedgerResult
 from p2psync.trainer.publisher import Publisher
-from torch import nn
 
 
 class LearnerTask(msgspec.Struct, frozen=True, kw_only=True):

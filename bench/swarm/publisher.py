@@ -20,6 +20,7 @@ import msgspec
 import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.tensors import Kind, TensorSpec, Units
 from p2psync.delta.warm import warm
@@ -155,7 +156,9 @@ class RacePublisher:
             plan = self._node.runner.core.plan
             if plan is not None and plan.revision != revision:
                 revision = plan.revision
-                write_line({"plan": revision, "rate": sum(place.rate for place in plan.positions), "at": time.monotonic()})
+                write_line(
+                    {"plan": revision, "rate": sum(place.rate for place in plan.positions), "at": time.monotonic()}
+                )
             await asyncio.sleep(_GLANCE)
 
     async def _base(self, nbytes: int) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 import uvloop
+
 from p2psync.actor.node import ActorConfig, make_relay
 from p2psync.bench.swarm.jsonl import write_line
 from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
+
 from p2psync.membership.runs import run_name, short_run
 
 #: Smallest part of the fetched bytes that `Committed` names: a smaller one would show as 0.0 MB.
@@ -135,8 +136,8 @@ class Committed(Event, frozen=True):
     steps: manifests on the path to it, from version `since` on; None: the first is an anchor. changed, total: units
     that the path's deltas change, and units that they cover, each summed over the deltas; of an anchor alone, its own.
     payload_bytes: of the chunks that the path needs. fetched_bytes: of the chunks that peers sent since the commit
-    before; wasted_bytes of them were duplicate, late or damaged, pushed_bytes came along the plan's trees without a request.
-    seconds: since the path was chosen. at: Unix seconds.
+    before; wasted_bytes of them were duplicate, late or damaged, pushed_bytes came along the plan's trees without a
+    request. seconds: since the path was chosen. at: Unix seconds.
     """
 
     version: int

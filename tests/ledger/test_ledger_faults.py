@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from p2psync.bench.rollouts.faults import simulate, sweep
 from p2psync.bench.rollouts.world import LedgerTrainer
 from p2psync.trainer.ledger.core import Ledger

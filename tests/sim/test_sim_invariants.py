@@ -13,7 +13,7 @@ from p2psync.swarm.core import Swarm
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeCore
 
-ANNOUNCE_SETTLE_SECONDS = SimConfig(faults=(), liars=(), bound=20.0)
+CALM = SimConfig(faults=(), liars=(), bound=20.0)
 
 
 def failure(config: SimConfig, seeds: int = 12) -> SimFailure:
@@ -45,7 +45,7 @@ def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(Follower, "target", there_and_back)
     monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
-    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "rising"
+    assert failure(CALM).kind == "rising"
 
 
 def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,7 +55,7 @@ def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.Monkey
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
-    error = failure(ANNOUNCE_SETTLE_SECONDS)
+    error = failure(CALM)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)
 
@@ -63,7 +63,7 @@ def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 def test_an_unjust_ban_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     # Chunks from the disk are bytes, chunks from peers are memory views.
     monkeypatch.setattr(Manifest, "verify_chunk", lambda self, index, data: isinstance(data, bytes))
-    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "honest"
+    assert failure(CALM).kind == "honest"
 
 
 def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,4 +82,4 @@ def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_endless_loop_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_EVENTS", 20_000)
     monkeypatch.setattr(NodeCore, "next_wake", lambda self, now: now)
-    assert failure(ANNOUNCE_SETTLE_SECONDS).kind == "busy"
+    assert failure(CALM).kind == "busy"

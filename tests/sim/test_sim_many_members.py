@@ -6,6 +6,7 @@ import math
 import random
 
 import msgspec
+
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, MembershipClient
 from p2psync.membership.records import DEFAULT_TTL, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation

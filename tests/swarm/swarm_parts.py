@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
+
 from p2psync.membership.records import Announcement, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, pack_table
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message, Request

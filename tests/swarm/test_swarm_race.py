@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from p2psync.topology.fluid.swarm import FluidSwarm
 from p2psync.topology.model import load
 from p2psync.topology.network import Network, from_topology
