@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from p2psync.cli.options import JsonTarget
 from p2psync.cli.output import report_json
 from p2psync.errors import UsageError
 
@@ -17,7 +18,7 @@ def demo(
     versions: Annotated[int, typer.Option(help="How many versions to train.", min=12)] = 20,
     seed: Annotated[int, typer.Option(help="Of prompts, sampling and training.")] = 1,
     keep: Annotated[Path | None, typer.Option(help="Keep stores and logs in this new directory.")] = None,
-    json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
+    json: JsonTarget = None,
 ) -> None:
     """Train, publish and roll out for real: separate processes, one killed, one joining late."""
     try:

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from p2psync.cli.finding import Finding, State
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.options import JsonTarget
+from p2psync.cli.output import report_json
 
 _COLOURS: dict[State, str] = {"ok": typer.colors.GREEN, "could be better": typer.colors.YELLOW, "missing": "red"}
 

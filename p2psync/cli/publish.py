@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.daemon import Advertise, Host
-from p2psync.cli.keys import read_key
+from p2psync.cli.options import Advertise, EventsTarget, Host
 from p2psync.errors import P2PSyncError
-from p2psync.membership.runs import parse_run
-from p2psync.observe.events import Note, Trouble
 
 
 def publish(
@@ -54,9 +49,16 @@ def publish(
             help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
         ),
     ] = "",
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Publish one checkpoint to a hub that runs by itself."""
+    import asyncio
+
+    from p2psync.cli import daemon
+    from p2psync.cli.keys import read_key
+    from p2psync.membership.runs import parse_run
+    from p2psync.observe.events import Note, Trouble
+
     show = daemon.Show(json)
     signing = read_key(key)
     superseded = parse_run(supersede, "--supersede") if supersede else ""

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.daemon import Advertise, Congestion, Host, Probe, Streams
-from p2psync.cli.keys import make_key, read_key
+from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Probe, Streams
 from p2psync.errors import UsageError
-from p2psync.membership.runs import parse_run
-from p2psync.observe.events import Note
-from p2psync.protocol.keys import public_text
 
 
 def trainer(
@@ -84,9 +78,17 @@ def trainer(
             help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
         ),
     ] = "",
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
+    import asyncio
+
+    from p2psync.cli import daemon
+    from p2psync.cli.keys import make_key, read_key
+    from p2psync.membership.runs import parse_run
+    from p2psync.observe.events import Note
+    from p2psync.protocol.keys import public_text
+
     show = daemon.Show(json)
     store = store or watch / ".p2psync"
     if not watch.is_dir():

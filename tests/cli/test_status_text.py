@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.cli.status import _show
+from p2psync.cli.status_text import show_status
 from p2psync.membership.records import Member, MemberAge, NodeInfo, Status, View
 
 OLD, NEW = "01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20
@@ -23,7 +23,7 @@ def status(*members: tuple[str, str, int, str]) -> Status:
 
 
 def text(capsys: pytest.CaptureFixture[str], *members: tuple[str, str, int, str]) -> list[str]:
-    _show(status(*members))
+    show_status(status(*members))
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
