@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from p2psync.arguments import as_directory, as_public_keys
+from p2psync.arguments import as_directory, as_public_keys, host_name
 from p2psync.engines.base import Closing, Engine, Inspecting
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
@@ -42,16 +42,23 @@ INSPECT_EVERY = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Settings of an actor.
+    """Settings of an actor, one line for each: meaning, unit, default.
 
-    hub_url: where to join. trusted: public keys whose manifests are believed, raw or as text. store: directory of
-    chunks, a path or text.
-    host, port: where peers connect (host "": every address, of IPv4 and IPv6; port 0: any; None: this actor cannot be
-    reached and only dials out). advertise: addresses told to peers, separated by commas; "" lets the hub see one.
-    scrub_share: see `Scrubber`. role: actor or relay.
-    streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
-    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts. follow_run: the run to follow, see
-    `p2psync.membership.runs.parse_follow`.
+    hub_url: the hub to join, like http://host:7070 [required]
+    trusted: the publisher's public keys, one or several; each as text (ed25519:…), 32 raw bytes, or a file [required]
+    store: directory of chunks; a path or text [required]
+    host: address to listen on; "": every address, of IPv4 and IPv6 [""]
+    port: TCP port where peers connect; 0: any; none: cannot be reached from outside, only dials out [0]
+    advertise: addresses told to peers, separated by commas; "": what the hub sees [""]
+    region: where this machine is, any word; nodes of one region reach each other cheaply [""]
+    token: the join token of the hub; none: it asks for none [none]
+    streams: TCP connections to each peer, 1 to 16; 0: as measurements say [0]
+    congestion: congestion control of connections to peers: auto (bbr, else cubic) or its name in the kernel [auto]
+    probe: measure links with short bursts, which cost up to 1 % of a link [yes]
+    scrub_share: share of a core, 0 to 1, that reads all weights again in search of damage; 0: never [0.02]
+    role: actor, or relay, which keeps no weights [actor]
+    follow_run: the run to follow: newest (never an older one), any (the hub's), or the beginning of a run's id [newest]
+    name: what people read in the status; "": the name of this machine [""]
     """
 
     hub_url: str
@@ -68,6 +75,7 @@ class ActorConfig:
     scrub_share: float = 0.02
     role: Role = "actor"
     follow_run: str = NEWEST
+    name: str = ""
 
     def __post_init__(self) -> None:
         """Raises `UsageError` for a hub, store or keys that are none."""
@@ -124,6 +132,7 @@ class ActorNode:
                 host=first,
                 port=config.port or 0,
                 further=further,
+                name=host_name(config.name),
             )
             self.runner = NodeRunner(
                 NodeCore(info, NodeConfig(), random.Random(os.urandom(16)), follower),

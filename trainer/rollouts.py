@@ -25,6 +25,7 @@ from typing import Protocol, Self, TypeVar
 
 import msgspec
 
+from p2psync.arguments import as_file
 from p2psync.errors import HubError, UsageError
 from p2psync.membership.work import (
     MAX_PAYLOAD_BYTES,
@@ -74,12 +75,12 @@ class Rollouts:
     """The ledger of a publisher, for the training thread. Give it to `Publisher(rollouts=…)`."""
 
     def __init__(
-        self, *, journal: Path | None = None, max_staleness: int = 1, config: LedgerConfig | None = None
+        self, *, journal: Path | str | None = None, max_staleness: int = 1, config: LedgerConfig | None = None
     ) -> None:
-        """journal: where it is kept; None: in memory, gone with the process. max_staleness: versions that a result may
+        """journal: the file where it is kept, a path or text; None: in memory, gone with the process. max_staleness: versions that a result may
         lie behind the newest; 1: one step off policy, so that actors generate while the trainer learns. config: of the
         rest."""
-        self._journal = journal
+        self._journal = as_file(journal, "journal") if journal is not None else None
         self._config = replace(config or LedgerConfig(), max_staleness=max_staleness)
         self._service: LedgerService | None = None
         self._loop: BackgroundLoop | None = None

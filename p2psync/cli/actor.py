@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Probe, Streams
+from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
 from p2psync.errors import FormatError, UsageError
 
 
@@ -27,6 +27,7 @@ def actor(
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     streams: Streams = 0,
     congestion: Congestion = "auto",
@@ -75,6 +76,7 @@ def actor(
             port=port if listen else None,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             streams=streams,
             congestion=congestion,

@@ -15,11 +15,10 @@ from typing import TextIO, TypeVar
 
 import typer
 
-from p2psync.errors import P2PSyncError, UsageError
+from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event
 from p2psync.observe.log_events import log_event
 from p2psync.observe.log_format import event_json
-from p2psync.protocol.keys import parse_private, parse_public
 
 T = TypeVar("T")
 _LOGGER = logging.getLogger("p2psync.daemon")
@@ -118,24 +117,9 @@ async def _wait(stopped: asyncio.Event) -> None:
 
 def trusted_keys(given: list[str]) -> frozenset[bytes]:
     """Public keys from `--trust`: their text, or files that hold it. Raises `UsageError`."""
-    return frozenset(_one_key(text) for text in given)
+    from p2psync.arguments import as_public_keys
 
-
-def _one_key(text: str) -> bytes:
-    try:
-        return parse_public(text)
-    except P2PSyncError as error:
-        wrong = error
-    try:
-        found = Path(text).read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        raise UsageError(f"--trust: {wrong}") from None
-    try:
-        if found.startswith("p2psync-private-"):
-            return parse_private(found).public_key().public_bytes_raw()
-        return parse_public(found)
-    except P2PSyncError:
-        raise UsageError(f"--trust: {text} holds no key; make one with `p2psync keys new FILE`") from None
+    return as_public_keys(given, "--trust")
 
 
 def join_command(url: str, key: str, token: str | None) -> str:

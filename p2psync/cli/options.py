@@ -19,6 +19,7 @@ Advertise = Annotated[
         help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
     ),
 ]
+Name = Annotated[str, typer.Option(help="What `status` calls this node [the machine's name].", show_default=False)]
 Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
 Congestion = Annotated[
     str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")

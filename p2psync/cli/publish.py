@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.options import Advertise, EventsTarget, Host
+from p2psync.cli.options import Advertise, EventsTarget, Host, Name
 from p2psync.errors import P2PSyncError
 
 
@@ -21,6 +21,7 @@ def publish(
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     inside: Inside = None,
     ignore: Ignore = None,
@@ -76,6 +77,7 @@ def publish(
             port=port,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             profile=profile,
             link_mbps=link_mbps,

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 #: Columns that a narrow terminal goes without, the first first; every one of them is in `--json`.
-_SPARED = ("digest", "up/down", "fetches at", "region", "heard", "role")
+_SPARED = ("digest", "up/down", "fetches at", "region", "heard", "role", "name")
+#: Characters of a node's name that are shown.
+_NAME = 24
 
 
 def show_status(found: Status, hub_host: str = "") -> None:
@@ -80,6 +82,7 @@ def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
         rows.append(
             {
                 "node": info.node[:8],
+                "name": line_of(info.name)[:_NAME] or "–",
                 "role": info.role,
                 "region": info.region or "–",
                 "address": info.place,
@@ -98,7 +101,7 @@ def _show_members(console: Console, rows: list[dict[str, str]]) -> None:
     """A table as wide as the terminal at most: it goes without columns rather than cut what stands in them."""
     from rich.table import Table
 
-    titles = ["node", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"]
+    titles = ["node", "name", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"]
     shown = shown_columns(titles, rows, console.width if console.is_terminal else None)
     if not console.is_terminal:
         console.width = max(console.width, _width(shown, rows))

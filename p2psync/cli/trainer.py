@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Probe, Streams
+from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
 from p2psync.errors import UsageError
 
 
@@ -24,6 +24,7 @@ def trainer(
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 7071,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     marker: Annotated[str | None, typer.Option(help="A checkpoint is complete once this file is in it.")] = None,
     settle: Annotated[
@@ -119,6 +120,7 @@ def trainer(
             port=port,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             streams=streams,
             congestion=congestion,

@@ -63,13 +63,20 @@ _FEW = 64
 
 @dataclass(frozen=True, kw_only=True)
 class HubConfig:
-    """What a hub is told once.
+    """Settings of a hub, one line for each: meaning, unit, default.
 
-    trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
-    embedded: the hub is part of a trainer, and takes no other: see `fencing`.
-    max_nonces, nonce_ttl (seconds): of challenges that are out. max_manifests, max_manifest_bytes: of the lineage.
-    inline_bytes, inline_total: manifests up to so many bytes each, and in all, ride in the view of who knows nothing
-    yet; news_most, news_bytes: who comes again gets so many, and so many bytes, of those that it has not seen.
+    trusted: raw public keys (32 bytes each) that may claim the run and sign manifests [required]
+    ttl: seconds of a lease [10]
+    embedded: the hub is part of a trainer, and takes no other [no]
+    max_members: nodes with a lease at once [16384]
+    max_nonces: challenges that are out at once [1024]
+    nonce_ttl: seconds for which a challenge can be answered [60]
+    max_manifests: manifests of the lineage [4096]
+    max_manifest_bytes: bytes of these manifests together [1 GiB]
+    inline_bytes: bytes up to which a manifest rides in the view of a node that knows nothing yet [64 KiB]
+    inline_total: bytes of all manifests in one such view [512 KiB]
+    news_most: manifests that ride in the view of a node that has not seen them yet [8]
+    news_bytes: bytes of these together [48 KiB]
     """
 
     trusted: frozenset[bytes]

@@ -23,6 +23,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown.
     host "" in a join means: the address the hub sees; `HUB_HOST`: wherever the asker reaches the hub.
     further: other hosts of the same node, tried beside `host`; a hub that fills `host` in drops those of no use.
+    name: what people call the node; "" when it has none.
     """
 
     node: str
@@ -31,6 +32,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     port: int = 0
     further: tuple[str, ...] = ()
+    name: str = ""
 
     @property
     def hosts(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
 from p2psync.errors import P2PSyncError, RanksError, UsageError
@@ -68,7 +69,7 @@ class FsdpPublisher:
         *,
         dtype: torch.dtype | None = None,
         names: Names | None = None,
-        files: Path | None = None,
+        files: Path | str | None = None,
         on_event: Callable[[Event], None] | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -91,7 +92,7 @@ class FsdpPublisher:
         if self._group.rank is None:
             return
         self._config = _of_rank(config, self._group.rank)
-        self.layout = self._agree_on_layout(files)
+        self.layout = self._agree_on_layout(as_directory(files, "files") if files is not None else None)
 
     def _agree_on_layout(self, files: Path | None) -> Layout:
         """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
