@@ -30,6 +30,7 @@ from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
@@ -98,14 +99,15 @@ class ActorNode:
         engine_of: Callable[[Store], Engine],
         *,
         local_digest: str = "",
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
         """engine_of: makes the engine, given the store whose chunks it may read again. local_digest (hex): of weights
-        at hand that are no known position."""
+        at hand that are no known position. on_event: called on the node's loop; by default events are logged under
+        `p2psync.actor`."""
         self.config = config
         self._engine_of = engine_of
         self._local_digest = local_digest
-        self._emit = on_event
+        self._emit = on_event if on_event is not None else EventLog("p2psync.actor")
         self._moved = asyncio.Event()
         self._engine: Engine | None = None
 
@@ -240,7 +242,7 @@ class ActorNode:
         return identity.node
 
 
-def relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
+def relay(config: ActorConfig, *, on_event: Callable[[Event], None] | None = None) -> ActorNode:
     """A relay: it fetches and serves what an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)

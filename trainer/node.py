@@ -37,6 +37,7 @@ from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event, HubAway, Note, ProfileChosen, Published, Trouble, Unlike
+from p2psync.observe.log_events import EventLog
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
@@ -132,19 +133,20 @@ class TrainerNode:
     def __init__(
         self,
         config: TrainerConfig,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         *,
         keeper: Callable[[], Keeper] | None = None,
         maker: Callable[[Store, str], Maker] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves. keeper: see `VersionMaker`. maker: makes what
-        makes the versions of a run (hex) instead of it."""
+        """on_event: called on the node's loop; by default events are logged under `p2psync.trainer`. on_hub: may add
+        routes to the embedded hub before it serves. keeper: see `VersionMaker`. maker: makes what makes the versions of
+        a run (hex) instead of it."""
         self.config = config
         self.hub: HubService | None = None
         #: Where actors join, and where this machine reaches the same hub.
         self.hub_url = self.local_hub_url = ""
-        self._emit = on_event
+        self._emit = on_event if on_event is not None else EventLog("p2psync.trainer")
         self._on_hub = on_hub
         self._keeper = keeper
         self._maker = maker

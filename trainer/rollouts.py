@@ -77,9 +77,9 @@ class Rollouts:
     def __init__(
         self, *, journal: Path | str | None = None, max_staleness: int = 1, config: LedgerConfig | None = None
     ) -> None:
-        """journal: the file where it is kept, a path or text; None: in memory, gone with the process. max_staleness: versions that a result may
-        lie behind the newest; 1: one step off policy, so that actors generate while the trainer learns. config: of the
-        rest."""
+        """journal: the file where it is kept, a path or text; None: in memory, gone with the process. max_staleness:
+        versions that a result may lie behind the newest; 1: one step off policy, so that actors generate while the
+        trainer learns. config: of the rest."""
         self._journal = as_file(journal, "journal") if journal is not None else None
         self._config = replace(config or LedgerConfig(), max_staleness=max_staleness)
         self._service: LedgerService | None = None

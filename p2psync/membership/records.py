@@ -238,8 +238,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
     """For how long a node has held its lease, and how long ago it was last heard of (seconds).
 
-    up, down: see `Measures`. waits: why the node does not run what the hub offers, by its own word, for people; "":
-    it does, or is on its way.
+    up, down: see `Measures`. waits: why the node does not run what the hub offers, or how far its fetch is, by its own
+    word, for people; "": it does, or will in a moment.
     """
 
     node: str

@@ -110,6 +110,7 @@ class _Routes:
             further = further_hosts(seen, asked.info.further)
             asked = structs.replace(asked, info=structs.replace(asked.info, further=further))
         hub.core.join(asked, lease=(lease := hub.secret()), now=hub.now(), seen_host=seen)
+        hub.log.joined(hub.holder(lease).member.info)
         return self._lease_reply(lease)
 
     async def renew(self, request: web.Request) -> web.Response:
@@ -197,6 +198,10 @@ def _seen_host(request: web.Request) -> str:
     return str(found or host)
 
 
+def _host_of(request: web.Request) -> str:
+    return (request.remote or "?").removeprefix("::ffff:")
+
+
 def _number(text: str, name: str) -> float:
     try:
         number = float(text)
@@ -217,6 +222,7 @@ def _answering(hub: HubService) -> Middleware:
             response = await handler(request)
         except P2PSyncError as error:
             response = _refusal(error)
+            hub.log.refused(_host_of(request), f"{request.method} {request.path}", error)
         except web.HTTPException as error:
             if error.status < 400:
                 raise

@@ -154,6 +154,8 @@ class NodeRunner:
         self.measuring.start()
         if self._warms:
             self._warmed = self._spawn(self._warm())
+        if self.driver is not None:
+            self._spawn(self.driver.tell_progress())
         self._spawn(self._doubt_now_and_then())
         for pack in self.store.packs():
             self._know(pack)
