@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import tempfile
 from pathlib import Path
@@ -21,10 +22,13 @@ def demo(
     json: JsonTarget = None,
 ) -> None:
     """Train, publish and roll out for real: separate processes, one killed, one joining late."""
-    try:
-        import torch  # noqa: F401
-    except ImportError:
-        raise UsageError("the demo trains with torch: pip install 'p2psync[torch]'") from None
+    if importlib.util.find_spec("torch") is None:
+        raise UsageError("the demo trains with torch: pip install 'p2psync[torch]'")
+    print(
+        "p2psync demo: a trainer and four actors learn arithmetic on this machine; the first start takes a minute",
+        file=sys.stderr,
+        flush=True,
+    )
     from rich.console import Console
 
     from p2psync.rldemo.demo import Demo

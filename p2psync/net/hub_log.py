@@ -30,7 +30,7 @@ class HubLog:
 
     def joined(self, info: NodeInfo) -> None:
         """A node has a lease."""
-        logger.info("%s joined%s", _called(info), f" (region {info.region})" if info.region else "")
+        logger.info("%s joined%s", _called(info), f" from region {info.region}" if info.region else "")
 
     def ended(self, ended: Ended) -> None:
         """A node's lease has ended; one that joined again is told as joining."""
@@ -56,4 +56,4 @@ class HubLog:
 
 def _called(info: NodeInfo) -> str:
     name = f" {info.name}" if info.name else ""
-    return f"{info.role}{name} {info.node[:8]} at {info.place}"
+    return f"{info.role}{name} {info.node[:8]} ({info.place})"

@@ -26,9 +26,9 @@ def test_nodes_that_come_and_go_are_named(log: tuple[HubLog, list[float]], caplo
     for reason in ("left", "expired", "replaced"):
         log[0].ended(Ended("lease", Member(info=INFO), reason))  # type: ignore[arg-type]
     assert caplog.messages == [
-        "actor gpu-7 abababab at 10.0.0.7:7071 joined (region eu)",
-        "actor gpu-7 abababab at 10.0.0.7:7071 left",
-        "actor gpu-7 abababab at 10.0.0.7:7071 is gone: its lease was not renewed",
+        "actor gpu-7 abababab (10.0.0.7:7071) joined from region eu",
+        "actor gpu-7 abababab (10.0.0.7:7071) left",
+        "actor gpu-7 abababab (10.0.0.7:7071) is gone: its lease was not renewed",
     ]
 
 
