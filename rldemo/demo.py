@@ -22,8 +22,8 @@ from p2psync.warmup import Warmup, compiled
 
 REGIONS = ("eu", "us")
 ACTORS = 4
-#: Nobody says anything for so long only if something hangs (seconds).
-SILENCE = 120.0
+#: Once the codec is compiled, processes say nothing for so long only if something hangs (seconds).
+SILENCE = 300.0
 
 
 class Demo:
@@ -109,6 +109,8 @@ class Demo:
         while heard is None:
             heard = self.cast.hear(0.25)
             self.screen.refresh()
+            if not compiled():
+                deadline = time.monotonic() + SILENCE
             if heard is None and time.monotonic() > deadline:
                 raise P2PSyncError(f"nothing happened for {SILENCE:.0f} s; the logs are in {self.root}")
         self._take(*heard)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -36,11 +37,21 @@ def demo(
     console = Console(file=sys.stderr if json == "-" else sys.stdout)
     if keep is not None:
         keep.mkdir(parents=True)
-    with tempfile.TemporaryDirectory(prefix="p2psync-demo-") as temporary:
-        run = Demo(keep or Path(temporary), console, versions=versions, seed=seed)
+    root = keep or Path(tempfile.mkdtemp(prefix="p2psync-demo-"))
+    try:
+        run = Demo(root, console, versions=versions, seed=seed)
         result = run.run()
+    except KeyboardInterrupt:
+        _remove(root, keep)
+        raise
+    _remove(root, keep)  # after an error the logs stay: its line names them
     run.show(result)
     if json is not None:
         report_json(result, json)
     if not result.passed:
         raise typer.Exit(1)
+
+
+def _remove(root: Path, keep: Path | None) -> None:
+    if keep is None:
+        shutil.rmtree(root, ignore_errors=True)
