@@ -23,7 +23,7 @@ from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
-from p2psync.net.addresses import advertised_hosts, listen_host
+from p2psync.net.addresses import advertised_hosts, check_url, listen_host
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announce
 from p2psync.net.measuring import MeasureConfig
@@ -32,6 +32,7 @@ from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
+from p2psync.setting_checks import check_choice, check_flags, check_number, check_texts
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.follower import Follower
@@ -69,7 +70,7 @@ class ActorConfig:
     port: int | None = 0
     advertise: str = ""
     region: str = ""
-    token: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
     streams: int = 0
     congestion: str = AUTO_CONGESTION
     probe: bool = True
@@ -79,11 +80,21 @@ class ActorConfig:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for a hub, store or keys that are none."""
+        """Raises `UsageError` for a setting that cannot be meant."""
         if not isinstance(self.hub_url, str):
             raise UsageError(f"hub_url={self.hub_url!r}: give the hub's address, like http://host:7070")
         object.__setattr__(self, "store", as_directory(self.store, "store"))
         object.__setattr__(self, "trusted", as_public_keys(self.trusted, "trusted"))
+        check_url(self.hub_url)
+        if self.port is not None:
+            check_number(self.port, "port", 0, 65535, whole=True)
+        check_number(self.streams, "streams", 0, 16, whole=True)
+        check_number(self.scrub_share, "scrub_share", 0, 1)
+        check_choice(self.role, "role", ("actor", "relay"))
+        names = ("host", "advertise", "region", "congestion", "follow_run", "name")
+        check_texts({name: getattr(self, name) for name in names})
+        check_flags({"probe": self.probe})
+        parse_follow(self.follow_run)
 
 
 class _Identity(msgspec.Struct, frozen=True):

@@ -7,12 +7,14 @@
             optimizer.step()
             publisher.publish()
 
-Each name below is loaded when it is first used, so that `import p2psync` is cheap and needs neither torch nor numpy.
+Each name is loaded when it is first used: `import p2psync` is cheap and needs neither torch nor numpy. What stands in
+`__all__` needs torch at most; `PublishCallback` needs transformers.
 """
 
 from __future__ import annotations
 
 import importlib
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from p2psync.errors import (
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from p2psync.observe.log_events import EventLog
     from p2psync.protocol.versions import Position
     from p2psync.trainer.fsdp.publisher import FsdpPublisher
-    from p2psync.trainer.huggingface import PublishCallback
+    from p2psync.trainer.huggingface import PublishCallback as PublishCallback
     from p2psync.trainer.ledger.config import LedgerConfig
     from p2psync.trainer.node import TrainerConfig, TrainerNode
     from p2psync.trainer.publisher import Publisher
@@ -77,7 +79,6 @@ __all__ = [
     "ModuleError",
     "P2PSyncError",
     "Position",
-    "PublishCallback",
     "Published",
     "Publisher",
     "RanksError",
@@ -117,12 +118,15 @@ _MODULES = {
     "TrainerNode": "p2psync.trainer.node",
 }
 
+#: The extra that brings a module which p2psync does without elsewhere.
+_EXTRAS = {"torch": "torch", "safetensors": "torch", "transformers": "smollm"}
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         value = _installed_version()
     elif name in _MODULES:
-        value = getattr(importlib.import_module(_MODULES[name]), name)
+        value = getattr(_import(_MODULES[name], name), name)
     else:
         raise AttributeError(f"module 'p2psync' has no attribute {name!r}")
     globals()[name] = value
@@ -130,7 +134,16 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
+
+
+def _import(module: str, name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRAS:
+            raise
+        raise ImportError(f"p2psync.{name} needs {error.name}: pip install 'p2psync[{_EXTRAS[error.name]}]'") from error
 
 
 def _installed_version() -> str:

@@ -21,8 +21,6 @@ CONFIGS = (ActorConfig, HubConfig, LedgerConfig, TrainerConfig)
 HEAVY = ("torch", "numpy", "numba", "asyncio", "aiohttp", "msgspec", "cryptography", "p2psync.trainer", "p2psync.actor")
 #: Seconds that importing p2psync may take beyond starting Python.
 MOST_SECONDS = 0.15
-#: Names whose modules need more than torch.
-NEED_MORE = {"PublishCallback"}
 
 
 def fresh(code: str, folder: Path) -> str:
@@ -59,10 +57,19 @@ def test_a_users_own_modules_stay_his(users_folder: Path) -> None:
     assert fresh(code, users_folder) == "3"
 
 
-@pytest.mark.parametrize("name", sorted(set(p2psync.__all__) - NEED_MORE - {"__version__"}))
+@pytest.mark.parametrize("name", sorted(set(p2psync.__all__) - {"__version__"}))
 def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert inspect.getdoc(getattr(p2psync, name)), name
     assert name in dir(p2psync)
+
+
+@pytest.mark.parametrize(("missing", "name"), [("torch", "Publisher"), ("transformers", "PublishCallback")])
+def test_what_needs_a_module_that_is_not_there_names_the_extra(missing: str, name: str, tmp_path: Path) -> None:
+    code = (
+        f"import sys\nsys.modules[{missing!r}] = None\nimport p2psync\n"
+        f"try: p2psync.{name}\nexcept ImportError as error: print(error)"
+    )
+    assert re.fullmatch(rf"p2psync.{name} needs {missing}: pip install 'p2psync\[\w+\]'", fresh(code, tmp_path))
 
 
 def test_every_error_is_public() -> None:
@@ -82,7 +89,7 @@ def test_a_name_that_is_none_is_an_attribute_error() -> None:
 def test_typing_and_loading_name_the_same_modules() -> None:
     source = inspect.getsource(p2psync)
     typed = {
-        name.strip(): module
+        name.split(" as ")[0].strip(): module
         for module, names in re.findall(r"^    from (\S+) import (.+)$", source, re.MULTILINE)
         for name in names.split(",")
         if module.startswith("p2psync")

@@ -18,16 +18,12 @@ from typing import Any, Literal, Self
 
 from torch import nn
 from torch.distributed.tensor import DTensor
+from transformers import TrainerCallback
 
 from p2psync.errors import UsageError
 from p2psync.trainer.fsdp.publisher import FsdpPublisher
 from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
-
-try:
-    from transformers import TrainerCallback
-except ImportError as error:
-    raise ImportError("PublishCallback needs transformers: pip install 'p2psync[smollm]'") from error
 
 __all__ = ["PublishCallback"]
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.arguments import as_directory, as_private_key, host_name
+from p2psync.delta.container import PROFILES
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import DRAWN_BITS
@@ -29,7 +30,7 @@ from p2psync.membership.hub import HubConfig
 from p2psync.membership.planning import Planner
 from p2psync.membership.records import HUB_HOST, Member, NodeInfo, View
 from p2psync.membership.runs import run_name
-from p2psync.net.addresses import advertised_hosts, listen_host, url_of
+from p2psync.net.addresses import advertised_hosts, check_url, listen_host, url_of
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announce, local_host, reachable_host
@@ -41,6 +42,7 @@ from p2psync.observe.log_events import EventLog
 from p2psync.parallel import thread_count
 from p2psync.protocol.lineage import is_squash
 from p2psync.protocol.versions import Position
+from p2psync.setting_checks import check_choice, check_flags, check_number, check_texts
 from p2psync.store.packs import Pack, Store
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.announcer import RETRY_FIRST, RETRY_LAST, Announcer
@@ -60,6 +62,9 @@ from p2psync.trainer.versions.source import Source
 
 #: How often `until_running` asks the hub, and tells who is waited for (seconds).
 ASK_EVERY, SAY_EVERY = 0.2, 10.0
+
+#: The shortest lease (seconds): shorter ones end between two renewals on a slow path.
+MIN_TTL_SECONDS = 0.1
 
 T = TypeVar("T")
 
@@ -96,14 +101,14 @@ class TrainerConfig:
     """
 
     store: Path
-    key: Ed25519PrivateKey
+    key: Ed25519PrivateKey = field(repr=False)
     hub_url: str | None = None
     host: str = ""
     hub_port: int = 7070
     port: int = 7071
     advertise: str = ""
     region: str = ""
-    token: str | None = None
+    token: str | None = field(default=None, repr=False)
     streams: int = 0
     congestion: str = AUTO_CONGESTION
     probe: bool = True
@@ -122,9 +127,25 @@ class TrainerConfig:
     name: str = ""
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for a store or key that is none."""
+        """Raises `UsageError` for a setting that cannot be meant."""
         object.__setattr__(self, "store", as_directory(self.store, "store"))
         object.__setattr__(self, "key", as_private_key(self.key, "key"))
+        if self.hub_url is not None:
+            check_url(self.hub_url)
+        for name in ("hub_port", "port"):
+            check_number(getattr(self, name), name, 0, 65535, whole=True)
+        check_number(self.streams, "streams", 0, 16, whole=True)
+        check_number(self.link_mbps, "link_mbps", 0)
+        check_number(self.anchor_ratio, "anchor_ratio", 0)
+        check_number(self.anchor_deltas, "anchor_deltas", 1, whole=True)
+        check_number(self.anchor_seconds, "anchor_seconds", 0)
+        check_number(self.keep, "keep", 0, whole=True)
+        check_number(self.ttl, "ttl", MIN_TTL_SECONDS)
+        check_choice(self.profile, "profile", (AUTO, *PROFILES))
+        names = ("host", "advertise", "region", "congestion", "supersede", "name")
+        check_texts({name: getattr(self, name) for name in names})
+        flags = ("probe", "squash", "plan", "wait_for_hub", "take_over")
+        check_flags({name: getattr(self, name) for name in flags})
 
 
 class TrainerNode:

@@ -181,8 +181,11 @@ class NodeRunner:
         if cold:
             self._emit(Note("compiling the codec, once for this machine: half a minute or more; versions wait for it"))
 
+        def tell(seconds: float) -> None:
+            self._loop.call_soon_threadsafe(self._tell_compiling, seconds)
+
         def run() -> None:
-            self._warmup.run(lambda seconds: self._loop.call_soon_threadsafe(self._tell_compiling, seconds))
+            self._warmup.run(tell)
 
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(run) if self.driver is not None else asyncio.to_thread(run))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from p2psync.errors import UsageError
 from p2psync.membership.work import Verdict
+from p2psync.setting_checks import check_flags, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,13 @@ class LedgerConfig:
     max_rate: float = 1e6
 
     def __post_init__(self) -> None:
+        """Raises `UsageError` for a setting that cannot be meant."""
+        whole = ("max_staleness", "max_items", "max_per_node", "max_done_bytes", "max_payload_bytes", "remembered")
+        for name in (*whole, "first_items"):
+            check_number(getattr(self, name), name, 0, whole=True)
+        for name in ("claim_ttl", "max_hold", "hedge_margin", "max_rate"):
+            check_number(getattr(self, name), name, 0)
+        check_flags({"allot": self.allot})
         bounds = (
             *(self.max_items, self.max_per_node, self.max_done_bytes, self.max_payload_bytes, self.remembered),
             *(self.first_items, self.max_rate),
