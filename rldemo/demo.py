@@ -7,6 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 
@@ -50,17 +51,24 @@ class Demo:
     def run(self) -> Result:
         """All of it. Raises `P2PSyncError` if a process fails or nothing happens for too long."""
         began = time.monotonic()
-        try:
-            with self.screen:
-                self._begin()
-                while len(self.learned) < self.versions:
-                    self._hear()
-                self._settle()
-            members = list(self.cast.members.values())
-            return conclude(self.learned, self.published, members, time.monotonic() - began)
-        finally:
-            self._warmup.stop()
-            self.cast.close()
+        with self.screen:
+            self._begin()
+            while len(self.learned) < self.versions:
+                self._hear()
+            self._settle()
+        members = list(self.cast.members.values())
+        return conclude(self.learned, self.published, members, time.monotonic() - began)
+
+    def close(self) -> None:
+        """End every process that still runs."""
+        self._warmup.stop()
+        self.cast.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def show(self, result: Result) -> None:
         """The table."""

@@ -39,13 +39,13 @@ def demo(
         keep.mkdir(parents=True)
     root = keep or Path(tempfile.mkdtemp(prefix="p2psync-demo-"))
     try:
-        run = Demo(root, console, versions=versions, seed=seed)
-        result = run.run()
+        with Demo(root, console, versions=versions, seed=seed) as run:
+            result = run.run()
+            run.show(result)
     except KeyboardInterrupt:
         _remove(root, keep)
         raise
     _remove(root, keep)  # after an error the logs stay: its line names them
-    run.show(result)
     if json is not None:
         report_json(result, json)
     if not result.passed:

@@ -37,7 +37,7 @@ class TerminalFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """`{"time":"…Z","severity":"info","type":"Published",…,"message":"published version 3 …"}`."""
+    """`{"type":"Published","time":"…Z","severity":"info",…,"message":"published version 3 …"}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""
@@ -47,23 +47,23 @@ class JsonFormatter(logging.Formatter):
         import json
 
         fields = {
+            "type": record.name,
             "time": iso_time(record.created),
             "severity": record.levelname.lower(),
-            "type": record.name,
             "message": _message(self, record),
         }
         return json.dumps(fields, ensure_ascii=False)
 
 
 def event_json(event: Event, at: float) -> str:
-    """An event as one line of JSON: its time, severity, type and fields, and its line for people as `message`.
+    """An event as one line of JSON: its type, time, severity and fields, and its line for people as `message`.
 
     at: Unix seconds.
     """
     import msgspec
 
     fields: dict[str, Any] = msgspec.to_builtins(event)
-    head = {"time": iso_time(at), "severity": event.severity}
+    head = {"type": fields.pop("type"), "time": iso_time(at), "severity": event.severity}
     return msgspec.json.encode(head | fields | {"message": event.line()}).decode()
 
 
