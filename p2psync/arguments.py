@@ -15,7 +15,9 @@ from p2psync.protocol.keys import parse_private, parse_public
 
 #: Bytes of a raw public key.
 _PUBLIC_BYTES = 32
-_NO_KEY = "is no public key: give its text (ed25519: and 64 hex digits), its 32 raw bytes, or a file of it"
+#: Characters that are shown of what is no key.
+_SHOWN = 100
+_NO_KEY = "is not a public key: give its text (ed25519: and 64 hex digits), its 32 raw bytes, or a file of it"
 
 
 def as_directory(given: object, setting: str) -> Path:
@@ -79,13 +81,13 @@ def _public_key(given: object, setting: str) -> bytes:
         try:
             given = given.decode()
         except UnicodeDecodeError:
-            raise UsageError(f"{setting}: {given!r} {_NO_KEY}") from None
+            raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
     if isinstance(given, str):
         with suppress(FormatError):
             return parse_public(given)
     if isinstance(given, str | Path):
         return _key_in_file(given, setting)
-    raise UsageError(f"{setting}: {given!r} {_NO_KEY}")
+    raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}")
 
 
 def _key_in_file(given: str | Path, setting: str) -> bytes:
@@ -94,10 +96,15 @@ def _key_in_file(given: str | Path, setting: str) -> bytes:
     except (OSError, ValueError):
         if isinstance(given, Path):
             raise UsageError(f"{setting}: the key file {str(given)!r} cannot be read") from None
-        raise UsageError(f"{setting}: {given!r} {_NO_KEY}") from None
+        raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
     try:
         if text.startswith("p2psync-private-"):
             return parse_private(text).public_key().public_bytes_raw()
         return parse_public(text)
     except FormatError:
         raise UsageError(f"{setting}: {str(given)!r} holds no key; `p2psync keys new FILE` makes one") from None
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

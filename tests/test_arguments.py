@@ -48,7 +48,7 @@ def test_paths_are_paths_or_text(tmp_path: Path) -> None:
     ("settings", "says"),
     [
         ({"hub_url": "nonsense"}, "'nonsense' is not a hub's address"),
-        ({"trusted": "nonsense"}, "trusted: 'nonsense' is no public key"),
+        ({"trusted": "nonsense"}, "trusted: 'nonsense' is not a public key"),
         ({"trusted": Path("nowhere")}, "trusted: the key file 'nowhere' cannot be read"),
         ({"trusted": []}, "trusted=[]: give the publisher's public key"),
         ({"store": 3}, "store=3: give a directory"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TextIO, TypeVar
 
 import typer
+import uvloop
 
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event
@@ -26,8 +27,6 @@ _LOGGER = logging.getLogger("p2psync.daemon")
 
 def run(main: Coroutine[object, object, T]) -> T:
     """Run a daemon's main coroutine on uvloop."""
-    import uvloop
-
     return uvloop.run(main)
 
 

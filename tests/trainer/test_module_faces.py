@@ -249,8 +249,8 @@ def test_a_trainers_settings_that_are_none_are_refused(wrong: dict[str, Any], li
     [
         ({"trusted": None}, "trusted=None: give the publisher's public key"),
         ({"trusted": ()}, "give the publisher's public key"),
-        ({"trusted": "ed25519:12"}, "is no public key"),
-        ({"trusted": b"short"}, "is no public key"),
+        ({"trusted": "ed25519:12"}, "is not a public key"),
+        ({"trusted": b"short"}, "is not a public key"),
         ({"store": 3}, "store=3: give a directory"),
         ({"hub_url": None}, "hub_url=None: give the hub's address"),
     ],
