@@ -61,8 +61,12 @@ def _waiting(found: Status) -> list[str]:
             place = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
         reason = line_of(waits.get(member.info.node, ""))
         if place or reason:
-            nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(member.info.node[:8])
+            nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(_called(member))
     return [f"← {_names(who)} {what}" for what, who in nodes.items()]
+
+
+def _called(member: Member) -> str:
+    return line_of(member.info.name)[:_NAME] or member.info.node[:8]
 
 
 def _names(nodes: list[str]) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from p2psync.net.fetch_progress import Fetch, held_bytes
-from p2psync.observe.events import FetchProgress
+from p2psync.net.engine_driver import EngineDriver
+from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, Fetch, held_bytes
+from p2psync.observe.events import Event, FetchProgress
 
 GB = 10**9
 
@@ -52,3 +53,24 @@ def test_the_time_left_is_told_in_a_fitting_unit(left: float | None, says: str) 
 def test_a_fetch_to_which_nothing_comes_has_no_time_left() -> None:
     fetch = Fetch([step(b"known", [7])], [[0]], began=0.0, total_bytes=7, first_bytes=0)
     assert fetch.progress(Held([False]), now=20.0).seconds_left is None  # type: ignore[arg-type]
+
+
+async def test_a_fetch_that_lasts_is_told_to_the_log_and_with_the_lease_until_it_is_over() -> None:
+    told: list[Event] = []
+    core: Any = SimpleNamespace(follower=SimpleNamespace(waits=""), membership=SimpleNamespace())
+    store: Any = Held([True, False])
+    driver = EngineDriver(SimpleNamespace(), core, store, on_event=told.append, on_trouble=lambda line: None)  # type: ignore[arg-type]
+    path = [step(b"known", [GB, GB])]
+    driver._path, driver._fetch = path, Fetch(path, [[0, 1]], began=0.0, total_bytes=2 * GB, first_bytes=0)
+    driver.look_at_fetch(TELL_EVERY_SECONDS - 1)
+    assert (told, core.membership.why_waiting()) == ([], "")
+    driver.look_at_fetch(2 * TELL_EVERY_SECONDS)
+    line = "fetching version 3: 50 % of 2.0 GB, 50.0 MB/s, about 20 s left"
+    assert [event.line() for event in told] == [line] == [core.membership.why_waiting()]
+    core.follower.waits = "the disk is full"
+    assert core.membership.why_waiting() == "the disk is full"
+    core.follower.waits = ""
+    await driver.abandon()
+    driver.look_at_fetch(3 * TELL_EVERY_SECONDS)
+    assert (len(told), core.membership.why_waiting()) == (1, "")
+    await driver.stop()
