@@ -40,7 +40,7 @@ async def _findings(url: str, token: str | None, port: int) -> AsyncIterator[Fin
             yield Finding("hub", "missing", str(error), mend, needed=True)
             return
         run = f"run {status.view.run[:12]}" if status.view.run else "no trainer yet"
-        yield Finding("hub", "ok", f"{url} answers in {_ms(began)}; {run}, {len(status.view.members)} nodes")
+        yield Finding("hub", "ok", f"{url} answers in {_ms(began)}; {run}, nodes: {len(status.view.members)}")
         yield await peers(status, client.url.host or "")
         yield await dialled_back(client, port)
 

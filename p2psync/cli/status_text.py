@@ -44,7 +44,7 @@ def show_status(found: Status, hub_host: str = "") -> None:
         f"{len(deltas)} delta{'s' * (len(deltas) != 1)} ({_mb(sum(a.payload_bytes for a in deltas))}) to be had"
     )
     if found.remark:
-        console.print(found.remark)
+        console.print(found.remark, soft_wrap=True, markup=False, highlight=False)
 
 
 def _same_run(member: Member, view: View) -> bool:
