@@ -16,6 +16,7 @@ docs/fsdp.md tells how it works, and what it costs.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -52,6 +53,7 @@ from p2psync.trainer.versions.builder import Made, position_of
 from p2psync.trainer.versions.tensors import blobs_beside
 
 T = TypeVar("T")
+logger = logging.getLogger("p2psync.publisher")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
 TIMEOUT = 7 * 86400.0
 #: How long the other ranks wait, when they are done, for rank 0 to be done too (seconds).
@@ -136,7 +138,10 @@ class FsdpPublisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        trouble = "" if error is None else f"{type(error).__name__}: {error}"
+        if trouble:  # told before closing: a rank that waits in a collective may end this process without a word
+            logger.warning("rank %d ends publishing: %s", self.ranks.rank, trouble)
+        self.close(trouble)
 
     def close(self, trouble: str = "") -> None:
         """End publishing here. trouble: why, if it is before all ranks do."""
