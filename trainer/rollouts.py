@@ -1,6 +1,8 @@
 """Rollout work from a training loop: the ledger beside a publisher, or that of a trainer daemon over HTTP.
 
-rollouts = Rollouts(journal=Path("run/ledger.db"))
+from p2psync import Publisher, Rollouts, TrainerConfig
+
+rollouts = Rollouts(journal="run/ledger.db")
 with Publisher(policy, config, rollouts=rollouts) as publisher:
     rollouts.resume(committed=last_saved_step)
     rollouts.put(0, prompts(0))
@@ -26,7 +28,7 @@ from typing import Protocol, Self, TypeVar
 import msgspec
 
 from p2psync.arguments import as_file
-from p2psync.errors import HubError, UsageError
+from p2psync.errors import HubError, UsageError, WaitTimeoutError
 from p2psync.membership.work import (
     MAX_PAYLOAD_BYTES,
     MAX_WORK_WAIT,
@@ -66,7 +68,7 @@ def _collect(source: _Taking, version: int, count: int, timeout: float) -> list[
     while len(results) < count:
         taken = source.take(count - len(results), version, max(0.0, deadline - time.monotonic()))
         if not taken:
-            raise UsageError(f"{len(results)} of {count} results for version {version} after {timeout:.0f} s")
+            raise WaitTimeoutError(f"{len(results)} of {count} results for version {version} after {timeout:.0f} s")
         results += taken
     return sorted(results, key=lambda done: done.item.item)
 
@@ -120,7 +122,10 @@ class Rollouts:
         return self._call(self.service.take(max_items, version, wait=timeout))
 
     def collect(self, version: int, count: int, timeout: float = math.inf) -> list[Done]:
-        """Take `count` results of work put in for `version`, sorted by their items. `UsageError` after `timeout` s."""
+        """Take `count` results of work put in for `version`, sorted by their items.
+
+        Raises `WaitTimeoutError` after `timeout` seconds.
+        """
         return _collect(self, version, count, timeout)
 
     def commit_step(self, step: int | None = None) -> int:

@@ -287,3 +287,8 @@ def test_masters_are_given_by_the_keys_of_the_module_as_it_is_wrapped_and_publis
                 for key, weight in mirror.named_parameters():
                     assert torch.equal(weight, masters[f"_orig_mod.{key}"].bfloat16())
                     assert not resident or torch.equal(weight, policy.get_parameter(key))
+
+
+def test_who_waits_in_vain_for_actors_is_told_who_is_missing(publisher: Publisher) -> None:
+    with pytest.raises(WaitTimeoutError, match="after 0 s .*0"):
+        publisher.wait_for_actors(1, 0.3)

@@ -34,7 +34,7 @@ from torch import nn
 from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
-from p2psync.errors import P2PSyncError, RanksError, UsageError
+from p2psync.errors import P2PSyncError, RanksError, UsageError, WaitTimeoutError
 from p2psync.net.addresses import is_loopback, plain_host, url_of
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event, Published
@@ -245,12 +245,12 @@ class FsdpPublisher:
     def wait_for_actors(self, actors: int, timeout: float) -> None:
         """Wait until at least so many actors, and all that the hub knows, run the newest version; at rank 0.
 
-        Raises `UsageError` after `timeout` seconds."""
+        Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing."""
         assert self._loop is not None
         try:
             self._loop.call(self._trainer.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"not every actor runs the newest version after {timeout:.0f} s") from None
+            raise WaitTimeoutError(f"after {timeout:.0f} s {self._trainer.standing}") from None
 
     @property
     def _trainer(self) -> TrainerNode:
