@@ -190,7 +190,7 @@ class Publisher:
         try:
             loop.call(node.until_running(actors), timeout)
         except TimeoutError:
-            raise WaitTimeoutError(f"after {timeout:.0f} s {self.node.standing}") from None
+            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {node.standing}") from None
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

@@ -250,7 +250,8 @@ class FsdpPublisher:
         try:
             self._loop.call(self._trainer.until_running(actors), timeout)
         except TimeoutError:
-            raise WaitTimeoutError(f"after {timeout:.0f} s {self._trainer.standing}") from None
+            standing = self._trainer.standing
+            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {standing}") from None
 
     @property
     def _trainer(self) -> TrainerNode:
