@@ -17,20 +17,22 @@ from pathlib import Path
 
 import msgspec
 
-from p2psync.arguments import as_directory, as_public_keys
+from p2psync.arguments import as_directory, as_public_keys, host_name
 from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
 from p2psync.membership.records import NodeInfo, Role
 from p2psync.membership.runs import NEWEST, parse_follow
-from p2psync.net.addresses import advertised_hosts, listen_host
+from p2psync.net.addresses import advertised_hosts, check_url, listen_host
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announced_hosts
 from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
+from p2psync.setting_checks import check_choice, check_flags, check_number, check_texts
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.follower import Follower
@@ -42,16 +44,23 @@ INSPECT_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class ActorConfig:
-    """Settings of an actor.
+    """Settings of an actor, one line for each: meaning, unit, default.
 
-    hub_url: where to join. trusted: public keys whose manifests are believed, raw or as text. store: directory of
-    chunks, a path or text.
-    host, port: where peers connect (host "": every address, of IPv4 and IPv6; port 0: any; None: this actor cannot be
-    reached and only dials out). advertise: addresses told to peers, separated by commas; "" lets the hub see one.
-    scrub_share: see `Scrubber`. role: actor or relay.
-    streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
-    `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts. follow_run: the run to follow, see
-    `p2psync.membership.runs.parse_follow`.
+    hub_url: the hub to join, like http://host:7070 [required]
+    trusted: the publisher's public keys, one or several; each as text (ed25519:…), 32 raw bytes, or a file [required]
+    store: directory of chunks; a path or text [required]
+    host: address to listen on; "": every address, of IPv4 and IPv6 [""]
+    port: TCP port where peers connect; 0: any; none: cannot be reached from outside, only dials out [0]
+    advertise: addresses told to peers, separated by commas; "": what the hub sees [""]
+    region: where this machine is, any word; nodes of one region reach each other cheaply [""]
+    token: the join token of the hub; none: it asks for none [none]
+    streams: TCP connections to each peer, 1 to 16; 0: as measurements say [0]
+    congestion: congestion control of connections to peers: auto (bbr, else cubic) or its name in the kernel [auto]
+    probe: measure links with short bursts, which cost up to 1 % of a link [yes]
+    scrub_share: share of a core, 0 to 1, that reads all weights again in search of damage; 0: never [0.02]
+    role: actor, or relay, which keeps no weights [actor]
+    follow_run: the run to follow: newest (never an older one), any (the hub's), or the beginning of a run's id [newest]
+    name: what people read in the status; "": the name of this machine [""]
     """
 
     hub_url: str
@@ -61,20 +70,31 @@ class ActorConfig:
     port: int | None = 0
     advertise: str = ""
     region: str = ""
-    token: str | None = None
+    token: str | None = dataclasses.field(default=None, repr=False)
     streams: int = 0
     congestion: str = AUTO_CONGESTION
     probe: bool = True
     scrub_share: float = 0.02
     role: Role = "actor"
     follow_run: str = NEWEST
+    name: str = ""
 
     def __post_init__(self) -> None:
-        """Raises `UsageError` for a hub, store or keys that are none."""
+        """Raises `UsageError` for a setting that cannot be meant."""
         if not isinstance(self.hub_url, str):
             raise UsageError(f"hub_url={self.hub_url!r}: give the hub's address, like http://host:7070")
         object.__setattr__(self, "store", as_directory(self.store, "store"))
         object.__setattr__(self, "trusted", as_public_keys(self.trusted, "trusted"))
+        check_url(self.hub_url)
+        if self.port is not None:
+            check_number(self.port, "port", 0, 65535, whole=True)
+        check_number(self.streams, "streams", 0, 16, whole=True)
+        check_number(self.scrub_share, "scrub_share", 0, 1)
+        check_choice(self.role, "role", ("actor", "relay"))
+        names = ("host", "advertise", "region", "congestion", "follow_run", "name")
+        check_texts({name: getattr(self, name) for name in names})
+        check_flags({"probe": self.probe})
+        parse_follow(self.follow_run)
 
 
 class _Identity(msgspec.Struct, frozen=True):
@@ -90,14 +110,15 @@ class ActorNode:
         engine_of: Callable[[Store], Engine],
         *,
         local_digest: str = "",
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
     ) -> None:
         """engine_of: makes the engine, given the store whose chunks it may read again. local_digest (hex): of weights
-        at hand that are no known position."""
+        at hand that are no known position. on_event: called on the node's loop; by default events are logged under
+        `p2psync.actor`."""
         self.config = config
         self._engine_of = engine_of
         self._local_digest = local_digest
-        self._emit = on_event
+        self._emit = on_event if on_event is not None else EventLog("p2psync.actor")
         self._progress = asyncio.Event()
         self._engine: Engine | None = None
 
@@ -124,6 +145,7 @@ class ActorNode:
                 host=first,
                 port=config.port or 0,
                 further=further,
+                name=host_name(config.name),
             )
             self.runner = NodeRunner(
                 NodeCore(info, NodeConfig(), random.Random(os.urandom(16)), follower),
@@ -232,7 +254,7 @@ class ActorNode:
         return identity.node
 
 
-def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] = lambda event: None) -> ActorNode:
+def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] | None = None) -> ActorNode:
     """Returns a relay: it fetches and serves what an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)

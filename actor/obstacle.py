@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.observe.events import Committed, Event, Fetching, HubJoined, HubUnreachable, Trouble
+from p2psync.observe.events import Committed, Event, Fetching, FetchProgress, HubJoined, HubUnreachable, Trouble
 from p2psync.protocol.versions import Position
 
 
@@ -26,6 +26,8 @@ class Obstacle:
                 self._trouble = event.message
             case Fetching():
                 self._fetching = f"version {event.version} is being fetched"
+            case FetchProgress():
+                self._fetching = event.line()
             case Committed():
                 self._trouble = self._fetching = ""
 

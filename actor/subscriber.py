@@ -1,6 +1,8 @@
 """Keeping a live torch module at the newest version, beside a generation loop.
 
-    with Subscriber(policy, ActorConfig(hub_url=url, trusted=frozenset({key}), store=Path("actor"))) as subscriber:
+    from p2psync import ActorConfig, Subscriber
+
+    with Subscriber(policy, ActorConfig(hub_url=url, trusted="trainer.pub", store="actor")) as subscriber:
         while True:
             with subscriber.serving() as position:
                 generate(policy)          # every weight is that of position.version, until the block ends

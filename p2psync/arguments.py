@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2psync.errors import FormatError, UsageError
 from p2psync.protocol.keys import parse_private, parse_public
 
 #: Bytes of a raw public key.
 _PUBLIC_BYTES = 32
+#: Characters that are shown of what is no key.
+_SHOWN = 100
+_NO_KEY = "is not a public key: give its text (ed25519: and 64 hex digits), its 32 raw bytes, or a file of it"
 
 
 def as_directory(given: object, setting: str) -> Path:
     """A directory given as a path or text. Raises `UsageError`, which names the setting."""
-    if isinstance(given, Path) or (isinstance(given, str) and given):
+    return _as_path(given, setting, "directory")
+
+
+def as_file(given: object, setting: str) -> Path:
+    """A file given as a path or text. Raises `UsageError`, which names the setting."""
+    return _as_path(given, setting, "file")
+
+
+def _as_path(given: object, setting: str, kind: str) -> Path:
+    if isinstance(given, os.PathLike) or (isinstance(given, str) and given):
         return Path(given)
-    raise UsageError(f"{setting}={given!r}: give a directory, as a path or text")
+    raise UsageError(f"{setting}={given!r}: give a {kind}, as a path or text")
 
 
 def as_private_key(given: object, setting: str) -> Ed25519PrivateKey:
@@ -42,19 +57,54 @@ def as_private_key(given: object, setting: str) -> Ed25519PrivateKey:
 
 
 def as_public_keys(given: object, setting: str) -> frozenset[bytes]:
-    """Public keys, one or several, each given as text (`ed25519:…`) or as 32 raw bytes. Raises `UsageError`."""
-    keys = [given] if isinstance(given, str | bytes) else given
+    """Public keys, one or several. Raises `UsageError`, which names the setting.
+
+    Each is text (`ed25519:…`), 32 raw bytes, an Ed25519PublicKey, or a file: of a public key, or of the private one.
+    """
+    keys = [given] if isinstance(given, str | bytes | Path | Ed25519PublicKey) else given
     if not isinstance(keys, Iterable) or not (several := list(keys)):
         raise UsageError(f"{setting}={given!r}: give the publisher's public key; `p2psync keys new FILE` prints it")
     return frozenset(_public_key(key, setting) for key in several)
 
 
+def host_name(given: str) -> str:
+    """The name of a node for people: what is given, or else the name of this machine."""
+    return given or socket.gethostname()
+
+
 def _public_key(given: object, setting: str) -> bytes:
+    if isinstance(given, Ed25519PublicKey):
+        return given.public_bytes_raw()
     if isinstance(given, bytes) and len(given) == _PUBLIC_BYTES:
         return given
+    if isinstance(given, bytes):
+        try:
+            given = given.decode()
+        except UnicodeDecodeError:
+            raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
+    if isinstance(given, str):
+        with suppress(FormatError):
+            return parse_public(given)
+    if isinstance(given, str | Path):
+        return _key_in_file(given, setting)
+    raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}")
+
+
+def _key_in_file(given: str | Path, setting: str) -> bytes:
     try:
-        return parse_public(given.decode() if isinstance(given, bytes) else str(given))
-    except (FormatError, UnicodeDecodeError):
-        raise UsageError(
-            f"{setting}: {given!r} is no public key: give its text (ed25519: and 64 hex digits) or its 32 raw bytes"
-        ) from None
+        text = Path(given).read_text(encoding="utf-8", errors="replace")
+    except (OSError, ValueError):
+        if isinstance(given, Path):
+            raise UsageError(f"{setting}: the key file {str(given)!r} cannot be read") from None
+        raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
+    try:
+        if text.startswith("p2psync-private-"):
+            return parse_private(text).public_key().public_bytes_raw()
+        return parse_public(text)
+    except FormatError:
+        raise UsageError(f"{setting}: {str(given)!r} holds no key; `p2psync keys new FILE` makes one") from None
+
+
+def _short(given: object) -> str:
+    text = repr(given)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

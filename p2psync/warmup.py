@@ -52,12 +52,16 @@ class Warmup:
         tell: called with the seconds waited so far, at once and every few seconds while the codec is being compiled.
         Returns early after `stop`. Where nothing can be kept on the disk, this process compiles for itself.
         """
-        if not compiled():
-            self._compile(tell)
+        self.compile(tell)
         if not self._stopped:
             from p2psync.delta.warm import warm
 
             warm()
+
+    def compile(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
+        """Have the codec compiled by another process, if it is not yet, and load nothing; `tell` as of `run`."""
+        if not compiled():
+            self._compile(tell)
 
     def stop(self) -> None:
         """End the compiling process, if there is one."""

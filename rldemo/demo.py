@@ -4,8 +4,10 @@ killed at work, one joining late; and the proof at the end that every one of the
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 
@@ -17,12 +19,12 @@ from p2psync.rldemo.cast import Cast, Member
 from p2psync.rldemo.lines import Answered, Final, Learned, Leased, Line, Ready
 from p2psync.rldemo.result import Result, conclude
 from p2psync.rldemo.show import Screen, show_result
-from p2psync.warmup import Warmup
+from p2psync.warmup import Warmup, compiled
 
 REGIONS = ("eu", "us")
 ACTORS = 4
-#: Nobody says anything for so long only if something hangs (seconds).
-SILENCE = 120.0
+#: Once the codec is compiled, processes say nothing for so long only if something hangs (seconds).
+SILENCE = 300.0
 
 
 class Demo:
@@ -35,7 +37,8 @@ class Demo:
         self.seed = seed
         self.console = console
         self.cast = Cast(root)
-        self.screen = Screen(console, self.cast, versions)
+        self.screen = Screen(console, self.cast, versions, self._awaited)
+        self._warmup = Warmup()
         self.learned: list[Learned] = []
         self.published: list[Published] = []
         self.kill_at = max(1, versions // 4)
@@ -48,29 +51,53 @@ class Demo:
     def run(self) -> Result:
         """All of it. Raises `P2PSyncError` if a process fails or nothing happens for too long."""
         began = time.monotonic()
-        try:
-            with self.screen:
-                self._begin()
-                while len(self.learned) < self.versions:
-                    self._hear()
-                self._settle()
-            members = list(self.cast.members.values())
-            return conclude(self.learned, self.published, members, time.monotonic() - began)
-        finally:
-            self.cast.close()
+        with self.screen:
+            self._begin()
+            while len(self.learned) < self.versions:
+                self._hear()
+            self._settle()
+        members = list(self.cast.members.values())
+        return conclude(self.learned, self.published, members, time.monotonic() - began)
+
+    def close(self) -> None:
+        """End every process that still runs."""
+        self._warmup.stop()
+        self.cast.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def show(self, result: Result) -> None:
         """The table."""
         show_result(self.console, result, list(self.cast.members.values()))
+
+    def _awaited(self) -> str:
+        """What happens next, for people who wait for it."""
+        version = len(self.learned) + 1
+        if not self.hub_url:
+            compiling = "" if compiled() else ", and compiles the codec, once for this machine"
+            return f"the trainer loads torch and its model{compiling}"
+        actors = [member for member in self.cast.members.values() if member is not self.trainer and not member.ended]
+        if not any(member.commits for member in actors):
+            return "the actors load torch and fetch the first version"
+        if version > self.versions:
+            return "every process hashes the weights that it holds"
+        done = sum(member.answered for member in self.cast.members.values())
+        return f"version {version}: actors have answered {done} items of rollout work; the trainer learns from them"
 
     def _begin(self) -> None:
         key_file = self.root / "trainer.key"
         self.trust = public_text(make_key(key_file).public_key().public_bytes_raw())
         arguments = ["--store", str(self.root / "trainer"), "--key", str(key_file), "--region", REGIONS[0]]
         numbers = ["--versions", str(self.versions), "--seed", str(self.seed)]
-        Warmup().run(lambda seconds: self.screen.note(f"compiling the codec, once for this machine: {seconds:.0f} s"))
+        threading.Thread(target=self._warmup.compile, daemon=True).start()
         self.trainer = self.cast.start("trainer", REGIONS[0], "p2psync.rldemo.trainer_process", *arguments, *numbers)
         self.screen.note("the trainer starts: GRPO on a warm-started transformer")
+        if not compiled():
+            self.screen.note("meanwhile the codec is compiled, once for this machine")
         while not self.hub_url:
             self._hear()
         for number in range(ACTORS):
@@ -90,6 +117,8 @@ class Demo:
         while heard is None:
             heard = self.cast.hear(0.25)
             self.screen.refresh()
+            if not compiled():
+                deadline = time.monotonic() + SILENCE
             if heard is None and time.monotonic() > deadline:
                 raise P2PSyncError(f"nothing happened for {SILENCE:.0f} s; the logs are in {self.root}")
         self._take(*heard)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import hashlib
 import sys
 import threading
+from typing import TYPE_CHECKING
 
 import msgspec
-from torch import nn
 
-from p2psync.engines.module.live_tensors import host_units
-from p2psync.engines.module.table import module_rows
 from p2psync.observe.events import Committed, Published
 
 
@@ -61,6 +59,9 @@ class Final(msgspec.Struct, frozen=True, tag=True):
 
 Line = Ready | Learned | Leased | Answered | Final | Published | Committed
 
+if TYPE_CHECKING:
+    from torch import nn
+
 _LOCK = threading.Lock()
 _DECODER = msgspec.json.Decoder(Line)
 
@@ -80,6 +81,9 @@ def read(text: str) -> Line:
 
 def weights_sha256(module: nn.Module) -> str:
     """SHA-256 over the bytes of all weights, in order of their names: independent of p2psync's own digest."""
+    from p2psync.engines.module.live_tensors import host_units  # the parent, which reads lines, loads no torch
+    from p2psync.engines.module.table import module_rows
+
     hasher = hashlib.sha256()
     for spec, tensor in module_rows(module).items():
         hasher.update(spec.name.encode())

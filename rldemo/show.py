@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -17,17 +17,21 @@ from p2psync.rldemo.cast import Cast, Member
 from p2psync.rldemo.lines import Learned
 from p2psync.rldemo.result import Result
 
+#: After so long without a line, one says what is awaited (seconds): people take a longer silence for an end.
+MAX_SILENCE_SECONDS = 4.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 class Screen:
     """Progress: `refresh` often, `note` for what deserves a line of its own."""
 
-    def __init__(self, console: Console, cast: Cast, versions: int) -> None:
+    def __init__(self, console: Console, cast: Cast, versions: int, awaited: Callable[[], str]) -> None:
+        """awaited: what happens next, in one line."""
+        self._awaited = awaited
         self._console = console
         self._cast = cast
         self._versions = versions
-        self._began = time.monotonic()
+        self._began = self._told = time.monotonic()
         self._learned: list[Learned] = []
         self._published: Published | None = None
         self._live = Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else None
@@ -43,6 +47,7 @@ class Screen:
 
     def note(self, text: str) -> None:
         """One line that stays."""
+        self._told = time.monotonic()
         self._console.print(f"{time.monotonic() - self._began:6.1f} s  {text}", highlight=False, soft_wrap=True)
 
     def learned(self, line: Learned) -> None:
@@ -58,15 +63,18 @@ class Screen:
         self._published = event
 
     def refresh(self) -> None:
-        """Draw the live view."""
+        """Draw the live view; where there is none, say what is awaited if nothing was said for long."""
         if self._live is not None:
             self._live.update(Group(self._progress(), self._members()))
+        elif time.monotonic() - self._told > MAX_SILENCE_SECONDS:
+            self.note(f"… {self._awaited()}")
 
     def _progress(self) -> Panel:
         rewards = [line.reward for line in self._learned]
         text = Text()
         text.append(f"version {len(rewards)} of {self._versions}", style="bold")
         text.append(f"   {time.monotonic() - self._began:.0f} s\n")
+        text.append(f"{self._awaited()}\n", style="dim")
         if rewards:
             text.append(f"reward  {rewards[0]:.3f} → {rewards[-1]:.3f}  ")
             text.append(sparkline(rewards), style="green")

@@ -17,8 +17,13 @@ ABSENT = (
 )  # fmt: skip
 #: Kernels, which are imported where a tensor is on a GPU and Triton is there.
 KERNELS = {f"p2psync.engines.device.{name}" for name in ("digest", "triton_scatter", "triton_finder")}
-#: What only vLLM imports, or a program that has it.
-BACKEND = {"p2psync.actor.vllm.backend", "p2psync.actor.vllm.routes", "p2psync.trainer.vllm_engine"}
+#: What only vLLM imports, or a program that has it or transformers.
+BACKEND = {
+    "p2psync.actor.vllm.backend",
+    "p2psync.actor.vllm.routes",
+    "p2psync.trainer.vllm_engine",
+    "p2psync.trainer.huggingface",
+}
 
 
 def plain(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:

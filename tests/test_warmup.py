@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -98,3 +99,11 @@ def test_where_nothing_can_be_kept_the_process_compiles_for_itself(
     assert told == []
     assert not compiled()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_compiling_for_others_loads_nothing(tmp_path: Path) -> None:
+    Warmup().compile()
+    code = "import sys\nfrom p2psync.warmup import Warmup\nWarmup().compile()\nprint('numba' in sys.modules)"
+    environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -29,6 +29,7 @@ from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Published, Trouble
+from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
@@ -60,13 +61,13 @@ class TrainerNode:
     def __init__(
         self,
         config: TrainerConfig,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[Event], None] | None = None,
         on_hub: Callable[[HubService], None] = lambda hub: None,
         *,
         published_state: Callable[[], PublishedState] | None = None,
         version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
-        """on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
+        """on_event: called on the node's loop; by default events are logged under `p2psync.trainer`. on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
 
         version_builder: makes the builder of a run's versions from the store and the run (32 hex digits), in place of a
         `LocalVersionBuilder`. Raises `UsageError` for an unknown profile.
@@ -75,7 +76,7 @@ class TrainerNode:
         self.hub: HubService | None = None
         #: Where actors join, and where this machine reaches the same hub.
         self.hub_url = self.local_hub_url = ""
-        self._emit = on_event
+        self._emit = on_event if on_event is not None else EventLog("p2psync.trainer")
         self._on_hub = on_hub
         self._published_state = published_state
         self._version_builder = version_builder
@@ -164,7 +165,15 @@ class TrainerNode:
     ) -> NodeRunner:
         config = self.config
         first, further = announced_hosts(host, advertised, HUB_HOST if self.hub is not None else "")
-        info = NodeInfo(node=node, role="trainer", region=config.region, host=first, port=config.port, further=further)
+        info = NodeInfo(
+            node=node,
+            role="trainer",
+            region=config.region,
+            host=first,
+            port=config.port,
+            further=further,
+            name=host_name(config.name),
+        )
         return NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),
             client,

@@ -1,6 +1,8 @@
 """Publishing a live torch module from a training loop.
 
-    with Publisher(policy, TrainerConfig(store=Path("run"), key=key)) as publisher:
+    from p2psync import Publisher, TrainerConfig
+
+    with Publisher(policy, TrainerConfig(store="run", key="trainer.key")) as publisher:
         for batch in batches:
             optimizer.step()
             publisher.publish()
@@ -31,7 +33,7 @@ from torch import nn
 
 from p2psync.arguments import as_directory
 from p2psync.engines.module.table import LiveTable, ModuleTable, Names
-from p2psync.errors import UsageError
+from p2psync.errors import UsageError, WaitTimeoutError
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
@@ -183,13 +185,13 @@ class Publisher:
     def wait_for_actors(self, actors: int, timeout: float) -> None:
         """Wait until at least so many actors, and all that the hub knows, run the newest version.
 
-        Raises `UsageError` after `timeout` seconds.
+        Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing.
         """
         loop, node = self._running()
         try:
             loop.call(node.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"after {timeout:.0f} s {self.node.adoption}") from None
+            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {node.adoption}") from None
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 

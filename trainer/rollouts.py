@@ -1,6 +1,8 @@
 """Rollout work from a training loop: the ledger beside a publisher, or that of a trainer daemon over HTTP.
 
-rollouts = Rollouts(journal=Path("run/ledger.db"))
+from p2psync import Publisher, Rollouts, TrainerConfig
+
+rollouts = Rollouts(journal="run/ledger.db")
 with Publisher(policy, config, rollouts=rollouts) as publisher:
     rollouts.resume(committed=last_saved_step)
     rollouts.put(0, prompts(0))
@@ -25,7 +27,8 @@ from typing import Protocol, Self, TypeVar
 
 import msgspec
 
-from p2psync.errors import HubError, UsageError
+from p2psync.arguments import as_file
+from p2psync.errors import HubError, UsageError, WaitTimeoutError
 from p2psync.membership.work import (
     MAX_PAYLOAD_BYTES,
     MAX_WORK_WAIT,
@@ -65,7 +68,7 @@ def _collect(source: _ResultSource, version: int, count: int, timeout: float) ->
     while len(results) < count:
         taken = source.take(count - len(results), version, max(0.0, deadline - time.monotonic()))
         if not taken:
-            raise UsageError(f"{len(results)} of {count} results for version {version} after {timeout:.0f} s")
+            raise WaitTimeoutError(f"{len(results)} of {count} results for version {version} after {timeout:.0f} s")
         results += taken
     return sorted(results, key=lambda done: done.item.item)
 
@@ -74,12 +77,12 @@ class Rollouts:
     """The ledger of a publisher, for the training thread. Give it to `Publisher(rollouts=…)`."""
 
     def __init__(
-        self, *, journal: Path | None = None, max_staleness: int = 1, config: LedgerConfig | None = None
+        self, *, journal: Path | str | None = None, max_staleness: int = 1, config: LedgerConfig | None = None
     ) -> None:
-        """journal: where it is kept; None: in memory, gone with the process. max_staleness: versions that a result may
-        lie behind the newest; 1: one step off policy, so that actors generate while the trainer learns. config: of the
-        rest."""
-        self._journal = journal
+        """journal: the file where it is kept, a path or text; None: in memory, gone with the process. max_staleness:
+        versions that a result may lie behind the newest; 1: one step off policy, so that actors generate while the
+        trainer learns. config: of the rest."""
+        self._journal = as_file(journal, "journal") if journal is not None else None
         self._config = replace(config or LedgerConfig(), max_staleness=max_staleness)
         self._service: LedgerService | None = None
         self._loop: BackgroundLoop | None = None
@@ -119,7 +122,10 @@ class Rollouts:
         return self._call(self.service.take(max_items, version, wait=timeout))
 
     def collect(self, version: int, count: int, timeout: float = math.inf) -> list[LedgerResult]:
-        """Take `count` results of work put in for `version`, sorted by their items. `UsageError` after `timeout` s."""
+        """Take `count` results of work put in for `version`, sorted by their items.
+
+        Raises `WaitTimeoutError` after `timeout` seconds.
+        """
         return _collect(self, version, count, timeout)
 
     def commit_step(self, step: int | None = None) -> int:

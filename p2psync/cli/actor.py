@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
-from p2psync.cli.daemon import Advertise, Congestion, Host, Probe, Streams
+from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
 from p2psync.errors import FormatError, UsageError
-from p2psync.membership.runs import parse_follow
-from p2psync.observe.events import Note, Trouble
 
 
 def actor(
@@ -31,6 +27,7 @@ def actor(
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     streams: Streams = 0,
     congestion: Congestion = "auto",
@@ -44,10 +41,15 @@ def actor(
     ] = "newest",
     until: Annotated[int | None, typer.Option(help="Stop once this version is live.")] = None,
     reader_limit: Annotated[float, typer.Option(help="Seconds to wait for readers that hold a lock.")] = 30.0,
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Keep DIR/current byte-identical to the published checkpoint; or, with --relay, only pass it on to others."""
+    import asyncio
+
+    from p2psync.cli import daemon
+    from p2psync.membership.runs import parse_follow
     from p2psync.net.addresses import check_url
+    from p2psync.observe.events import Note, Trouble
 
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
@@ -74,6 +76,7 @@ def actor(
             port=port if listen else None,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             streams=streams,
             congestion=congestion,

@@ -16,7 +16,7 @@ from p2psync.cli.bench_pause import pause
 from p2psync.cli.bench_relay import relay
 from p2psync.cli.bench_rl import rl
 from p2psync.cli.bench_swarm import swarm
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 from p2psync.errors import UsageError
 
 app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)

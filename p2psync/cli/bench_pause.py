@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.bench_output import CsvTarget, write_figures
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 from p2psync.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.bench_output import CsvTarget, write_figures
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 from p2psync.cli.racing import console_for, end_as_interrupted, tell
 from p2psync.errors import P2PSyncError, UsageError
 

@@ -63,8 +63,31 @@ def name_variable(context: Any, error: P2PSyncError) -> None:
     error.args = (text, *error.args[1:])
 
 
+def _hide_variables(command: Any) -> None:
+    """Leave the variable of each option out of its help: one line at the end stands for all."""
+    for option in command.params:
+        option.show_envvar = False
+
+
 class Command(TyperCommand):
     """A command."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As `TyperCommand`."""
+        super().__init__(*args, **options)
+        _hide_variables(self)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Say how options come from elsewhere."""
+        given = [one for one in self.params if one.name != "help" and getattr(one, "allow_from_autoenv", True)]
+        if given and ctx.auto_envvar_prefix:
+            table = " ".join(ctx.command_path.split()[1:]).replace(" ", ".")
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(
+                    f"Options come from the environment too ({_variable(ctx, given[0].name or '')}, …) and from the "
+                    f"table [{table}] of the file in `p2psync --config FILE`. Exit codes: `p2psync --help`."
+                )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the options. Raises `UsageError` for a bad value of the environment."""
@@ -86,6 +109,20 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """A group of commands with options of its own."""
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """As `TyperGroup`."""
+        super().__init__(*args, **options)
+        _hide_variables(self)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands, each with the whole first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(self.listed(name).help or "")) for name in self.commands])
+
+    def listed(self, name: str) -> Any:
+        """The command as the list shows it."""
+        return self.commands[name]
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """See `Command`."""
         drop_service_links(ctx)
@@ -93,3 +130,8 @@ class Group(TyperGroup):
             return super().parse_args(ctx, args)
         except BadParameter as error:
             raise refused(ctx, error) or error from None
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence of a help text, in one line."""
+    return re.split(r"(?<=[.!?]) |\n\n", " ".join(text.split("\n\n")[0].split()))[0]

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import resource
 import signal
 import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Annotated, TextIO, TypeVar
+from typing import TextIO, TypeVar
 
-import msgspec
 import typer
 import uvloop
 
-from p2psync.errors import P2PSyncError, UsageError
-from p2psync.net.addresses import shell_words
+from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event
-from p2psync.protocol.keys import parse_private, parse_public
+from p2psync.observe.log_events import log_event
+from p2psync.observe.log_format import event_json
 
 T = TypeVar("T")
-
-Host = Annotated[
-    str,
-    typer.Option(
-        help="Address or name to listen on; every address of IPv4 and IPv6 unless given (0.0.0.0: of IPv4 alone).",
-        show_default=False,
-    ),
-]
-Advertise = Annotated[
-    str,
-    typer.Option(
-        help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
-    ),
-]
-Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
-Congestion = Annotated[
-    str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
-]
-Probe = Annotated[
-    bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
-]
+_LOGGER = logging.getLogger("p2psync.daemon")
 
 
 def run(main: Coroutine[object, object, T]) -> T:
@@ -51,13 +31,12 @@ def run(main: Coroutine[object, object, T]) -> T:
 
 
 class Show:
-    """Shows events: a line each on stderr, and as JSON lines to a file or `-` (stdout) if asked for."""
+    """Logs events to stderr, and writes them as JSON lines to a file or `-` (stdout) if asked for."""
 
     def __init__(self, json: str | None) -> None:
         """`json`: a path or "-". Raises `P2PSyncError` if it cannot be written."""
         self._json: TextIO | None = None
         self._refused = False
-        self._colour = sys.stderr.isatty()
         if json == "-":
             self._json = sys.stdout
         elif json is not None:
@@ -68,13 +47,9 @@ class Show:
 
     def __call__(self, event: Event) -> None:
         """Show one event. An output that refuses (a full disk, a closed pipe) stops nothing; it misses events."""
-        line = f"{time.strftime('%H:%M:%S')}  {event.line()}"
-        if self._colour and event.severity == "warning":
-            line = f"\x1b[33m{line}\x1b[0m"
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+        log_event(_LOGGER, event)
         if self._json is not None:
-            self._write(self._json, msgspec.json.encode(event).decode() + "\n")
+            self._write(self._json, event_json(event, time.time()) + "\n")
 
     def _write(self, out: TextIO, line: str) -> None:
         try:
@@ -82,8 +57,7 @@ class Show:
             out.flush()
         except OSError as error:
             if not self._refused:
-                with contextlib.suppress(OSError):
-                    print(f"p2psync: --json: {error.strerror}; events are missing there", file=sys.stderr, flush=True)
+                _LOGGER.warning("--json: %s; events are missing there", error.strerror)
             self._refused = True
         else:
             self._refused = False
@@ -142,28 +116,15 @@ async def _wait(stopped: asyncio.Event) -> None:
 
 def trusted_keys(given: list[str]) -> frozenset[bytes]:
     """Public keys from `--trust`: their text, or files that hold it. Raises `UsageError`."""
-    return frozenset(_one_key(text) for text in given)
+    from p2psync.arguments import as_public_keys
 
-
-def _one_key(text: str) -> bytes:
-    try:
-        return parse_public(text)
-    except P2PSyncError as error:
-        wrong = error
-    try:
-        found = Path(text).read_text(encoding="utf-8", errors="replace")
-    except (OSError, ValueError):
-        raise UsageError(f"--trust: {wrong}") from None
-    try:
-        if found.startswith("p2psync-private-"):
-            return parse_private(found).public_key().public_bytes_raw()
-        return parse_public(found)
-    except P2PSyncError:
-        raise UsageError(f"--trust: {text} holds no key; make one with `p2psync keys new FILE`") from None
+    return as_public_keys(given, "--trust")
 
 
 def join_command(url: str, key: str, token: str | None) -> str:
     """The command that starts an actor, as it can be pasted into a shell once TOKEN and DIR are filled in."""
+    from p2psync.net.addresses import shell_words
+
     words = ["p2psync", "actor", "--join", url, "--trust", key, "--into", "DIR"]
     return shell_words([*words, "--token", "TOKEN"] if token else words)
 

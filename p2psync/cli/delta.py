@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2psync.cli import output
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 
 if TYPE_CHECKING:
     from p2psync.engines.offline.delta_commands import DerivedReport, InfoReport

@@ -9,7 +9,8 @@ import msgspec
 import typer
 
 from p2psync.cli.finding import Finding, State
-from p2psync.cli.output import JsonTarget, report_json
+from p2psync.cli.options import JsonTarget
+from p2psync.cli.output import report_json
 
 _COLOURS: dict[State, str] = {"ok": typer.colors.GREEN, "could be better": typer.colors.YELLOW, "missing": "red"}
 
@@ -23,13 +24,20 @@ class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def doctor(
     directory: Annotated[Path, typer.Option("--dir", help="Where weights or versions would be kept.")] = Path(),
+    join: Annotated[str | None, typer.Option(metavar="URL", help="Also test this hub and its swarm's ports.")] = None,
+    token: Annotated[str | None, typer.Option(help="Join token of that hub.")] = None,
+    port: Annotated[
+        int, typer.Option(help="Port of the swarm (TCP) that the hub should dial back.", min=1, max=65535)
+    ] = 7071,
     json: JsonTarget = None,
 ) -> None:
     """Show what this machine can do, and the step that mends what could be better.
 
-    Exit 1 only if something is missing without which p2psync does not run.
+    Exit 1 only if something is missing without which p2psync does not run, or cannot join the hub of --join.
     """
     found = examine(directory)
+    if join is not None:
+        found = _report([*found.findings, *_of_hub(join, token, port)])
     if json is not None:
         report_json(found, json)
     if json != "-":
@@ -38,12 +46,21 @@ def doctor(
         raise typer.Exit(1)
 
 
+def _of_hub(url: str, token: str | None, port: int) -> list[Finding]:
+    from p2psync.cli import daemon, doctor_join
+
+    return daemon.run(doctor_join.findings(url, token, port))
+
+
+def _report(findings: list[Finding]) -> DoctorReport:
+    return DoctorReport(ready=not any(f.needed and f.state == "missing" for f in findings), findings=findings)
+
+
 def examine(directory: Path) -> DoctorReport:
     """Look at everything; takes a few seconds."""
     from p2psync.cli import doctor_machine, doctor_network
 
-    findings = [*doctor_machine.findings(directory), *doctor_network.findings()]
-    return DoctorReport(ready=not any(f.needed and f.state == "missing" for f in findings), findings=findings)
+    return _report([*doctor_machine.findings(directory), *doctor_network.findings()])
 
 
 def _show(findings: list[Finding]) -> None:

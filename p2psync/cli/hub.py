@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
-from p2psync.cli.daemon import Host
-from p2psync.observe.events import Note, Trouble
+from p2psync.cli.options import EventsTarget, Host
 
 
 def hub(
@@ -19,9 +17,12 @@ def hub(
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,
     plan: Annotated[bool, typer.Option(help="Plan from what nodes measure who sends what to whom.")] = True,
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Run the hub alone: leases, announcements, members, the plan."""
+    from p2psync.cli import daemon
+    from p2psync.observe.events import Note, Trouble
+
     show = daemon.Show(json)
     trusted = daemon.trusted_keys(trust)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.errors import P2PSyncError
-from p2psync.protocol.keys import parse_private, private_text, public_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 app = typer.Typer(help="Make and show identities.", no_args_is_help=True)
 
@@ -18,17 +19,27 @@ app = typer.Typer(help="Make and show identities.", no_args_is_help=True)
 @app.command("new")
 def new(file: Annotated[Path, typer.Argument(help="Where the private key goes; must not exist.")]) -> None:
     """Make an identity and print its public key."""
-    print(public_text(make_key(file).public_key().public_bytes_raw()))
+    _print_public(make_key(file))
 
 
 @app.command("show")
 def show(file: Annotated[Path, typer.Argument(help="A private key file.")]) -> None:
     """Print the public key of an identity."""
-    print(public_text(read_key(file).public_key().public_bytes_raw()))
+    _print_public(read_key(file))
+
+
+def _print_public(key: Ed25519PrivateKey) -> None:
+    from p2psync.protocol.keys import public_text
+
+    print(public_text(key.public_key().public_bytes_raw()))
 
 
 def make_key(file: Path) -> Ed25519PrivateKey:
     """A new private key in a new file that only its owner can read. Raises `P2PSyncError`."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from p2psync.protocol.keys import private_text
+
     key = Ed25519PrivateKey.generate()
     # Linked into place when it is whole and durable: a key file is never empty, whatever happens meanwhile.
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -52,6 +63,8 @@ def make_key(file: Path) -> Ed25519PrivateKey:
 
 def read_key(file: Path) -> Ed25519PrivateKey:
     """The private key in a file. Raises `P2PSyncError`."""
+    from p2psync.protocol.keys import parse_private
+
     try:
         return parse_private(file.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:

@@ -6,23 +6,18 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import typer
 
 from p2psync.errors import StoreError
-
-#: The option of every command that reports figures.
-JsonTarget = Annotated[
-    str | None, typer.Option("--json", metavar="FILE|-", help="The figures as JSON to FILE, or - for stdout.")
-]
 
 _SIZES = ("kB", "MB", "GB", "TB", "PB")
 
 
 def report_json(figures: object, target: str) -> None:
     """Write figures (a struct, or what JSON can hold) to a file, or to stdout for `-`. Raises `StoreError`."""
+    import msgspec
+
     text = msgspec.json.format(msgspec.json.encode(figures), indent=2).decode() + "\n"
     if target == "-":
         sys.stdout.write(text)

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.daemon import Advertise, Host
-from p2psync.cli.keys import read_key
+from p2psync.cli.options import Advertise, EventsTarget, Host, Name
 from p2psync.errors import P2PSyncError
-from p2psync.membership.runs import parse_run
-from p2psync.observe.events import Note, Trouble
 
 
 def publish(
@@ -26,6 +21,7 @@ def publish(
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     inside: Inside = None,
     ignore: Ignore = None,
@@ -54,9 +50,16 @@ def publish(
             help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
         ),
     ] = "",
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Publish one checkpoint to a hub that runs by itself."""
+    import asyncio
+
+    from p2psync.cli import daemon
+    from p2psync.cli.keys import read_key
+    from p2psync.membership.runs import parse_run
+    from p2psync.observe.events import Note, Trouble
+
     show = daemon.Show(json)
     signing = read_key(key)
     superseded = parse_run(supersede, "--supersede") if supersede else ""
@@ -75,6 +78,7 @@ def publish(
             port=port,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             profile=profile,
             link_mbps=link_mbps,

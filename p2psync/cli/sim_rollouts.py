@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import output
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 
 
 def rollouts(

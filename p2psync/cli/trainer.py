@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from p2psync.cli import daemon
 from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.daemon import Advertise, Congestion, Host, Probe, Streams
-from p2psync.cli.keys import make_key, read_key
+from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
 from p2psync.errors import UsageError
-from p2psync.membership.runs import parse_run
-from p2psync.observe.events import Note
-from p2psync.protocol.keys import public_text
 
 
 def trainer(
@@ -30,6 +24,7 @@ def trainer(
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 7071,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
+    name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
     marker: Annotated[str | None, typer.Option(help="A checkpoint is complete once this file is in it.")] = None,
     settle: Annotated[
@@ -84,9 +79,17 @@ def trainer(
             help="Go back on purpose: go on from --store under a new run, which takes the place of RUN at every actor.",
         ),
     ] = "",
-    json: Annotated[str | None, typer.Option(help="Events as JSON lines to FILE, or - for stdout.")] = None,
+    json: EventsTarget = None,
 ) -> None:
     """Publish each checkpoint that appears in a directory; embeds the hub."""
+    import asyncio
+
+    from p2psync.cli import daemon
+    from p2psync.cli.keys import make_key, read_key
+    from p2psync.membership.runs import parse_run
+    from p2psync.observe.events import Note
+    from p2psync.protocol.keys import public_text
+
     show = daemon.Show(json)
     store = store or watch / ".p2psync"
     if not watch.is_dir():
@@ -118,6 +121,7 @@ def trainer(
             port=port,
             advertise=advertise,
             region=region,
+            name=name,
             token=token,
             streams=streams,
             congestion=congestion,

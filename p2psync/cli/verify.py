@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2psync.cli import daemon
+from p2psync.cli.options import JsonTarget
 from p2psync.cli.output import report_json
 from p2psync.errors import DigestMismatchError, P2PSyncError, TrustError
 
@@ -26,9 +26,10 @@ def verify(
     trust: Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")],
     version: Annotated[int | None, typer.Option(help="The version it should be [the newest].")] = None,
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
-    json: Annotated[str | None, typer.Option(help="The figures as JSON to FILE, or - for stdout.")] = None,
+    json: JsonTarget = None,
 ) -> None:
     """Check every bit of a checkpoint against what the trainer signed; exit 1 if it differs."""
+    from p2psync.cli import daemon
     from p2psync.engines.checkpoint.files import Checkpoint
 
     manifest, view = daemon.run(_manifest(join, token, version, daemon.trusted_keys(trust)))

@@ -13,7 +13,8 @@ from typing import IO, Annotated, Any
 
 import typer
 
-from p2psync.cli.output import JsonTarget, report_json, size
+from p2psync.cli.options import JsonTarget
+from p2psync.cli.output import report_json, size
 from p2psync.cli.wan_plan import plan
 from p2psync.errors import P2PSyncError, UsageError
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli import output
-from p2psync.cli.output import JsonTarget
+from p2psync.cli.options import JsonTarget
 from p2psync.errors import UsageError
 
 TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY", help="A topology file (TOML).")]

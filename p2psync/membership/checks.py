@@ -36,6 +36,8 @@ def check_info(info: NodeInfo) -> None:
     _check_hex("node id", info.node, 32)
     if len(info.region) > MAX_REGION or not info.region.isprintable():
         raise FormatError(f"a region is at most {MAX_REGION} printable characters; choose a shorter name")
+    if len(info.name) > MAX_HOST or not info.name.isprintable():
+        raise FormatError(f"a node's name is at most {MAX_HOST} printable characters; choose a shorter one")
     if any(host != HUB_HOST and not _HOST.match(host) for host in info.hosts):
         raise FormatError(f"a host is a name or an address of at most {MAX_HOST} characters")
     if len(info.further) > MAX_FURTHER_HOSTS:

@@ -63,13 +63,20 @@ _SETTLED_MAX_MEMBERS = 64
 
 @dataclass(frozen=True, kw_only=True)
 class HubConfig:
-    """A hub's fixed settings.
+    """Settings of a hub, one line for each: meaning, unit, default.
 
-    trusted: raw public keys (32 bytes each) that may claim the run and sign manifests. ttl: seconds of a lease.
-    embedded: the hub is part of a trainer and takes no other one: see `fencing`. max_nonces, nonce_ttl (seconds): of
-    outstanding challenges. max_manifests, max_manifest_bytes: of the lineage. inline_bytes, inline_total: a first view
-    inlines manifests of up to this many bytes each, and in all. new_manifests_max, new_manifests_bytes: a later view
-    inlines at most this many manifests, of this many bytes in all, that are new to its reader.
+    trusted: raw public keys (32 bytes each) that may claim the run and sign manifests [required]
+    ttl: seconds of a lease [10]
+    embedded: the hub is part of a trainer, and takes no other [no]
+    max_members: nodes with a lease at once [16384]
+    max_nonces: challenges that are out at once [1024]
+    nonce_ttl: seconds for which a challenge can be answered [60]
+    max_manifests: manifests of the lineage [4096]
+    max_manifest_bytes: bytes of these manifests together [1 GiB]
+    inline_bytes: bytes up to which a manifest rides in the view of a node that knows nothing yet [64 KiB]
+    inline_total: bytes of all manifests in one such view [512 KiB]
+    new_manifests_max: manifests that ride in the view of a node that has not seen them yet [8]
+    new_manifests_bytes: bytes of these together [48 KiB]
     """
 
     trusted: frozenset[bytes]

@@ -11,6 +11,7 @@ from typing import TypeVar
 from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
+from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, Fetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
@@ -51,6 +52,27 @@ class EngineDriver:
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
         self._loop = asyncio.get_running_loop()
+        self._fetch: Fetch | None = None
+        #: How far the fetch under way is, in one line for people; "" without one that lasts.
+        self._progress = ""
+        follower = core.follower
+        core.membership.why_waiting = lambda: follower.waits or self._progress
+
+    async def tell_progress(self) -> None:
+        """Tell every few seconds how far the fetch under way is; never returns."""
+        while True:
+            await asyncio.sleep(TELL_EVERY_SECONDS)
+            self.look_at_fetch(_now())
+
+    def look_at_fetch(self, now: float) -> None:
+        """Tell how far the fetch under way is, if it lasts already."""
+        fetch, self._progress = self._fetch, ""
+        if fetch is None or fetch.path is not self._path or now - fetch.began < TELL_EVERY_SECONDS:
+            return
+        event = fetch.progress(self._store, now)
+        if event.held_bytes < event.total_bytes:
+            self._progress = event.line()
+            self._emit(event)
 
     async def run(self, action: EngineAction) -> None:
         """Carry out one action and tell the core how it went."""
@@ -69,6 +91,7 @@ class EngineDriver:
     async def abandon(self) -> None:
         """Drop the open stage."""
         stage, self._stage = self._stage, None
+        self._fetch, self._progress = None, ""
         if stage is not None:
             await self.in_worker(stage.abandon)
 
@@ -125,6 +148,7 @@ class EngineDriver:
             missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
         last = action.path[-1].manifest
         self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
+        self._fetch = Fetch(action.path, wanted, _now(), self._payload, self._payload - missing)
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: Put) -> None:
@@ -179,6 +203,7 @@ class EngineDriver:
         if stage is None:
             raise EngineError("there is no stage to commit")
         before = self._follower.position
+        self._fetch, self._progress = None, ""
         commit = await self.in_worker(stage.commit)
         self._stage = None
         if before is not None and left_branch(before, commit.position):

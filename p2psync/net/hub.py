@@ -27,6 +27,7 @@ from p2psync.membership.hub import HubConfig, HubCore
 from p2psync.membership.leases import EndedLease, HeldLease
 from p2psync.membership.planning import Planner, PlanResult
 from p2psync.membership.records import Member, Status
+from p2psync.net.hub_log import HubLog
 from p2psync.net.hub_metrics import HubMetrics
 from p2psync.net.hub_routes import add_routes
 from p2psync.net.hub_views import EncodedViews
@@ -68,6 +69,7 @@ class HubService:
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
+        self.log = HubLog(clock)
         self.token = token
         self.secret = secret
         self._port_option = port_option
@@ -143,6 +145,7 @@ class HubService:
         The routes and the timer call it; so must any code that used `core` directly or moved an injected clock.
         """
         for ended in self.core.expire(self._clock()):
+            self.log.ended(ended)
             for call in self._on_ended:
                 call(ended)
         if self._closing:

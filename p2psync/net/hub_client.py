@@ -311,6 +311,11 @@ class HubClient:
                 answer = await read_bounded(response.content.iter_any(), limit if status == 200 else MAX_REFUSAL)
         except TimeoutError:
             raise HubError(f"the hub at {self.url} did not answer in time; is the network up?") from None
+        except aiohttp.ClientResponseError:
+            raise HubError(
+                f"{self.url} answers, but not as a hub does: is that the port of the swarm? A hub serves at 7070 unless"
+                " told otherwise (--hub-port)"
+            ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise HubError(f"the hub at {self.url} cannot be reached: {_cause(error)}; is it running there?") from None
         if answer is None:

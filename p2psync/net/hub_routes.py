@@ -18,6 +18,7 @@ from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave
 from p2psync.membership.renewal import parse_renewal
 from p2psync.net import tcp
 from p2psync.net.addresses import address_of, further_hosts
+from p2psync.net.dial_back import DialBack, Dialer
 from p2psync.net.hub_wire import (
     CLAIM_HEADER,
     MAX_ANNOUNCE,
@@ -85,6 +86,7 @@ def add_routes(app: web.Application, hub: HubService) -> None:
             web.post("/v1/join", routes.join),
             web.post("/v1/renew", routes.renew),
             web.post("/v1/leave", routes.leave),
+            web.post("/v1/dial-back", routes.dial_back),
             web.get("/v1/challenge", routes.challenge),
             web.post("/v1/claim", routes.claim),
             web.post("/v1/announce", routes.announce),
@@ -101,6 +103,7 @@ def add_routes(app: web.Application, hub: HubService) -> None:
 class _Routes:
     def __init__(self, hub: HubService) -> None:
         self._hub = hub
+        self._dialer = Dialer()
 
     async def join(self, request: web.Request) -> web.Response:
         asked = await read_json(request, Join)
@@ -110,6 +113,7 @@ class _Routes:
             further = further_hosts(seen, asked.info.further)
             asked = structs.replace(asked, info=structs.replace(asked.info, further=further))
         hub.core.join(asked, lease=(lease := hub.secret()), now=hub.now(), seen_host=seen)
+        hub.log.joined(hub.holder(lease).member.info)
         return self._lease_reply(lease)
 
     async def renew(self, request: web.Request) -> web.Response:
@@ -123,6 +127,10 @@ class _Routes:
         self._hub.core.leave(asked, now=self._hub.now())
         self._hub.tick()
         return reply_json({})
+
+    async def dial_back(self, request: web.Request) -> web.Response:
+        asked = await read_json(request, DialBack)
+        return reply_json(await self._dialer.dial(_host_of(request), asked))
 
     async def challenge(self, _request: web.Request) -> web.Response:
         return reply_json(self._hub.core.challenge(nonce=self._hub.secret(), now=self._hub.now()))
@@ -198,6 +206,10 @@ def _seen_host(request: web.Request) -> str:
     return str(found or host)
 
 
+def _host_of(request: web.Request) -> str:
+    return (request.remote or "?").removeprefix("::ffff:")
+
+
 def _number(text: str, name: str) -> float:
     try:
         number = float(text)
@@ -218,6 +230,7 @@ def _answering(hub: HubService) -> Middleware:
             response = await handler(request)
         except P2PSyncError as error:
             response = _refusal(error)
+            hub.log.refused(_host_of(request), f"{request.method} {request.path}", error)
         except web.HTTPException as error:
             if error.status < 400:
                 raise

@@ -155,6 +155,8 @@ class NodeRunner:
         self.measuring.start()
         if self._warms:
             self._warmed = self._spawn(self._warm())
+        if self.driver is not None:
+            self._spawn(self.driver.tell_progress())
         self._spawn(self._doubt_now_and_then())
         for pack in self.store.packs():
             self._know(pack)
@@ -176,11 +178,24 @@ class NodeRunner:
                 task.cancel()
 
     async def _warm(self) -> None:
-        if not compiled():
+        began, cold = self._loop.time(), not compiled()
+        if cold:
             self._emit(Note("compiling the codec, once for this machine: half a minute or more; versions wait for it"))
+
+        def tell(seconds: float) -> None:
+            self._loop.call_soon_threadsafe(self._tell_compiling, seconds)
+
+        def run() -> None:
+            self._warmup.run(tell)
+
         # In the engine's thread where there is one, so that its first call finds everything compiled.
-        run = self._warmup.run
         await (self.driver.in_worker(run) if self.driver is not None else asyncio.to_thread(run))
+        if cold:
+            self._emit(Note(f"the codec is compiled ({self._loop.time() - began:.0f} s)"))
+
+    def _tell_compiling(self, seconds: float) -> None:
+        if seconds >= 1:
+            self._emit(Note(f"still compiling the codec: {seconds:.0f} s; versions wait for it"))
 
     async def warmed(self) -> None:
         """Wait until the codec is compiled."""

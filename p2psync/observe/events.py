@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -128,6 +129,29 @@ class Fetching(Event, frozen=True):
         first = "an anchor" if self.anchor else "a delta"
         more = f" and {self.steps - 1} more" if self.steps > 1 else ""
         return f"fetching version {self.version} by {first}{more}, {self.payload_bytes / 1e6:.1f} MB"
+
+
+class FetchProgress(Event, frozen=True):
+    """How far the fetch of a version is; told every few seconds while it lasts.
+
+    held_bytes, total_bytes: of the chunks that the way to it needs. bytes_per_second: since the fetch began.
+    seconds_left: at that rate; None while nothing comes.
+    """
+
+    version: int
+    held_bytes: int
+    total_bytes: int
+    bytes_per_second: float
+    seconds_left: float | None
+
+    def line(self) -> str:
+        """One line for people."""
+        percent = 100 * self.held_bytes / self.total_bytes if self.total_bytes else 100.0
+        left = "nothing comes" if self.seconds_left is None else f"about {_span(self.seconds_left)} left"
+        return (
+            f"fetching version {self.version}: {math.floor(percent)} % of {_size(self.total_bytes)}, "
+            f"{self.bytes_per_second / 1e6:.1f} MB/s, {left}"
+        )
 
 
 class Committed(Event, frozen=True):
@@ -352,6 +376,16 @@ def _deltas(count: int, percent: str) -> str:
     if count == 1:
         return f"a delta of {percent} changed"
     return f"{count} deltas of {percent} changed each on average"
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.1f} MB"
+
+
+def _span(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _mb(size: int) -> str:

@@ -10,7 +10,8 @@ from p2psync.observe.events import Committed, Event, HubJoined, Published
 class EventLog:
     """A listener for events. A repeated warning is logged once, until a join, publish or commit succeeds in between.
 
-    Python prints warnings to stderr where a program has not set up logging.
+    Each record carries its event as `record.event`. Python prints warnings to stderr where a program has not set up
+    logging.
     """
 
     def __init__(self, name: str) -> None:
@@ -22,9 +23,14 @@ class EventLog:
         """Log the event's line, at its severity."""
         line = event.line()
         if event.severity == "info":
-            self._logger.info(line)
+            log_event(self._logger, event)
             if isinstance(event, Committed | HubJoined | Published):
                 self._warned.clear()
         elif line not in self._warned:
             self._warned.add(line)
-            self._logger.log(logging.getLevelNamesMapping()[event.severity.upper()], line)
+            log_event(self._logger, event)
+
+
+def log_event(logger: logging.Logger, event: Event) -> None:
+    """Log one event: its line, at its severity, with the event itself as `record.event`."""
+    logger.log(logging.getLevelNamesMapping()[event.severity.upper()], "%s", event.line(), extra={"event": event})

@@ -19,7 +19,7 @@ from p2psync.bench.policy import draw_step, model_rows, to_bf16
 from p2psync.bench.report import CodecReport
 from p2psync.bench.tables import print_codec_report
 from p2psync.bench.timing import CodecWork
-from p2psync.cli.main import app
+from p2psync.cli.app import app
 from p2psync.delta.container import PROFILES
 from p2psync.errors import DigestMismatchError, UsageError
 

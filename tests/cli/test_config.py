@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import typer
 
+from p2psync.cli.app import app
 from p2psync.cli.config import read_config
-from p2psync.cli.main import app, main
+from p2psync.cli.main import main
 from p2psync.errors import UsageError
 
 COMMANDS = typer.main.get_command(app)

@@ -10,7 +10,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2psync.cli.main import app, main
+from p2psync.cli.app import app
+from p2psync.cli.main import main
 from p2psync.environment import Environment, is_service_link
 from p2psync.errors import UsageError
 from p2psync.protocol.keys import public_text

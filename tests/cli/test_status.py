@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from p2psync.cli import status
+from p2psync.cli import status_text
 from p2psync.membership.records import HUB_HOST, Member, MemberAge, NodeInfo, Status, View
 
 HOSTS = st.one_of(st.ip_addresses().map(str), st.just("node-with-a-long-name.region.example"), st.just(HUB_HOST))
@@ -31,7 +31,7 @@ def shown(found: Status, width: int, terminal: bool, monkeypatch: pytest.MonkeyP
     out = io.StringIO()
     made = Console(file=out, width=width, force_terminal=terminal, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: made)
-    status._show(found, "hub.example")
+    status_text.show_status(found, "hub.example")
     return out.getvalue()
 
 

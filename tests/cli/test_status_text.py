@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.cli.status import _show
+from p2psync.cli.status_text import show_status
 from p2psync.membership.records import Member, MemberAge, NodeInfo, Status, View
 
 OLD, NEW = "01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20
@@ -23,7 +23,7 @@ def status(*members: tuple[str, str, int, str]) -> Status:
 
 
 def text(capsys: pytest.CaptureFixture[str], *members: tuple[str, str, int, str]) -> list[str]:
-    _show(status(*members))
+    show_status(status(*members))
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
@@ -51,3 +51,13 @@ def test_the_same_number_in_another_run_is_another_version_and_one_reason_is_one
         f"← 11111111, 22222222, 33333333 and 2 more: version 3 of run 01a221f1a064, epoch 4: {WHY}",
         "← 66666666: the disk is full",
     ]
+
+
+def test_nodes_are_called_by_their_names_where_they_have_one(capsys: pytest.CaptureFixture[str]) -> None:
+    info = NodeInfo(node="7" * 32, role="actor", name="gpu-7")
+    found = View(instance="i", revision=1, run=OLD, head=3, members=[Member(info=info, version=2, run=OLD)])
+    ages = [MemberAge(node=info.node, joined=1, heard=1, waits="fetching version 3: 42 % of 16.0 GB")]
+    show_status(Status(view=found, uptime=9, ages=ages))
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("77777777  gpu-7") for line in lines)
+    assert "← gpu-7: fetching version 3: 42 % of 16.0 GB" in lines

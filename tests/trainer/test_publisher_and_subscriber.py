@@ -207,8 +207,8 @@ def test_a_start_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     config = TrainerConfig(store=tmp_path / "file" / "store", key=KEY, host="127.0.0.1", hub_port=0, port=0)
     with pytest.raises(P2PSyncError):
         Publisher(layers(), config).start()
-    actor = ActorConfig(hub_url="no address", trusted=PUBLIC, store=tmp_path, host="127.0.0.1")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="is not a hub's address"):
+    actor = ActorConfig(hub_url=NOWHERE, trusted=PUBLIC, store=tmp_path / "file" / "store", host="127.0.0.1")  # type: ignore[arg-type]
+    with pytest.raises(P2PSyncError):
         Subscriber(layers(), actor).start()
     assert not [t.name for t in threading.enumerate() if t.name in ("p2psync-trainer", "p2psync-actor")]
 
@@ -247,8 +247,8 @@ def test_invalid_trainer_settings_are_refused(wrong: dict[str, Any], line: str) 
     [
         ({"trusted": None}, "trusted=None: give the publisher's public key"),
         ({"trusted": ()}, "give the publisher's public key"),
-        ({"trusted": "ed25519:12"}, "is no public key"),
-        ({"trusted": b"short"}, "is no public key"),
+        ({"trusted": "ed25519:12"}, "is not a public key"),
+        ({"trusted": b"short"}, "is not a public key"),
         ({"store": 3}, "store=3: give a directory"),
         ({"hub_url": None}, "hub_url=None: give the hub's address"),
     ],
@@ -283,3 +283,8 @@ def test_masters_have_the_keys_of_the_wrapped_module_and_its_published_names(tmp
                 for key, weight in mirror.named_parameters():
                     assert torch.equal(weight, masters[f"_orig_mod.{key}"].bfloat16())
                     assert not resident or torch.equal(weight, policy.get_parameter(key))
+
+
+def test_who_waits_in_vain_for_actors_is_told_who_is_missing(publisher: Publisher) -> None:
+    with pytest.raises(WaitTimeoutError, match=r"1 actors were asked for: after 0.3 s 0 of 0 actors"):
+        publisher.wait_for_actors(1, 0.3)

@@ -14,7 +14,7 @@ from trainer_parts import KEY
 
 from p2psync.actor.node import ActorConfig
 from p2psync.actor.subscriber import Subscriber
-from p2psync.errors import UsageError
+from p2psync.errors import UsageError, WaitTimeoutError
 from p2psync.observe.events import Committed, Event, Fetching
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.publisher import Publisher
@@ -154,7 +154,7 @@ def test_a_restarted_loop_gets_the_results_of_unsaved_steps_again(tmp_path: Path
                 results = rollouts.collect(0, 2, timeout=LIMIT)
                 assert [done.result for done in results] == [b"0/a", b"0/b"]
             else:
-                with pytest.raises(UsageError, match="0 of 2"):
+                with pytest.raises(WaitTimeoutError, match="0 of 2"):
                     rollouts.collect(0, 2, timeout=0.05)
 
 

@@ -16,6 +16,7 @@ docs/fsdp.md tells how it works, and what it costs.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,9 +31,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
-from p2psync.errors import P2PSyncError, RanksError, UsageError
+from p2psync.errors import P2PSyncError, RanksError, UsageError, WaitTimeoutError
 from p2psync.net.addresses import is_loopback, plain_host, url_of
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event, Published
@@ -54,6 +56,7 @@ from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.tensors import blobs_beside
 
 T = TypeVar("T")
+logger = logging.getLogger("p2psync.publisher")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
 TIMEOUT = 7 * 86400.0
 #: How long the other ranks wait, when they are done, for rank 0 to be done too (seconds).
@@ -71,7 +74,7 @@ class FsdpPublisher:
         *,
         dtype: torch.dtype | None = None,
         names: Names | None = None,
-        files: Path | None = None,
+        files: Path | str | None = None,
         on_event: Callable[[Event], None] | None = None,
         timeout: float = TIMEOUT,
     ) -> None:
@@ -94,7 +97,7 @@ class FsdpPublisher:
         if self._group.rank is None:
             return
         self._config = _rank_config(config, self._group.rank)
-        self.layout = self._agree_on_layout(files)
+        self.layout = self._agree_on_layout(as_directory(files, "files") if files is not None else None)
 
     def _agree_on_layout(self, files: Path | None) -> RankLayout:
         """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
@@ -138,7 +141,10 @@ class FsdpPublisher:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close("" if error is None else f"{type(error).__name__}: {error}")
+        trouble = "" if error is None else f"{type(error).__name__}: {error}"
+        if trouble:  # told before closing: a rank that waits in a collective may end this process without a word
+            logger.warning("rank %d ends publishing: %s", self.ranks.rank, trouble)
+        self.close(trouble)
 
     def close(self, trouble: str = "") -> None:
         """End publishing here. trouble: why, if it is before all ranks do."""
@@ -246,12 +252,13 @@ class FsdpPublisher:
     def wait_for_actors(self, actors: int, timeout: float) -> None:
         """Wait until at least so many actors, and all that the hub knows, run the newest version; at rank 0.
 
-        Raises `UsageError` after `timeout` seconds."""
+        Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing."""
         assert self._loop is not None
         try:
             self._loop.call(self._trainer.until_running(actors), timeout)
         except TimeoutError:
-            raise UsageError(f"not every actor runs the newest version after {timeout:.0f} s") from None
+            standing = self._trainer.standing
+            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {standing}") from None
 
     @property
     def _trainer(self) -> TrainerNode:

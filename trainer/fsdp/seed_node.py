@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import msgspec
 
+from p2psync.arguments import host_name
 from p2psync.membership.records import HUB_HOST, NodeInfo
 from p2psync.net.addresses import advertised_hosts, is_loopback, listen_host
 from p2psync.net.background import BackgroundLoop
@@ -82,6 +83,7 @@ class SeedNode:
             host=first,
             port=config.port,
             further=further,
+            name=host_name(config.name),
         )
         self._runner = NodeRunner(
             NodeCore(info, NodeConfig(), random.Random(os.urandom(16))),

@@ -6,22 +6,25 @@ from dataclasses import dataclass
 
 from p2psync.errors import UsageError
 from p2psync.membership.work import Verdict
+from p2psync.setting_checks import check_flags, check_number
 
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerConfig:
-    """A ledger's bounds.
+    """A ledger's bounds, one line for each: meaning, unit, default.
 
-    claim_ttl, max_hold: seconds, see `trainer.ledger.core`. max_staleness: versions a result may lie behind the newest.
-
-    max_items: in pool, claimed, done and taken together. max_per_node: claimed by one node at once. max_done_bytes:
-    results that wait to be taken; beyond it nothing is leased or accepted. max_payload_bytes: of all items together.
-    remembered: ids of items that were completed, kept to tell a duplicate from a late result.
-
-    allot: give each node what it can finish in time (`p2psync.trainer.ledger.allotment`); else whoever asks gets what
-    it asks for. first_items: what a node may hold of which nothing is known yet, besides its share. hedge_margin: work
-    that is held is offered to another node when that would be this many times sooner through with it; 0: never.
-    max_rate: tokens a second that no node can pass, whatever it claims.
+    claim_ttl: seconds that a claim on an item lasts unless its holder renews it [30]
+    max_hold: seconds that a node may hold an item at most, however often it renews the claim [1800]
+    max_staleness: versions that a result may lie behind the newest [1]
+    max_items: items in pool, claimed, done and taken together [65536]
+    max_per_node: items that one node may claim at once [1024]
+    max_done_bytes: bytes of results that wait to be taken; beyond it nothing is leased or accepted [1 GiB]
+    max_payload_bytes: bytes of all items together [1 GiB]
+    remembered: ids of completed items that are kept, to tell a duplicate from a late result [65536]
+    allot: give each node what it can finish in time; else each gets what it asks for [yes]
+    first_items: items that a node of unknown speed may hold besides its share [4]
+    hedge_margin: offer held work to a node that would be so many times sooner through with it; 0: never [1.25]
+    max_rate: tokens a second that no node can pass, whatever it claims [1000000]
     """
 
     claim_ttl: float = 30.0
@@ -38,6 +41,13 @@ class LedgerConfig:
     max_rate: float = 1e6
 
     def __post_init__(self) -> None:
+        """Raises `UsageError` for a setting that cannot be meant."""
+        whole = ("max_staleness", "max_items", "max_per_node", "max_done_bytes", "max_payload_bytes", "remembered")
+        for name in (*whole, "first_items"):
+            check_number(getattr(self, name), name, 0, whole=True)
+        for name in ("claim_ttl", "max_hold", "hedge_margin", "max_rate"):
+            check_number(getattr(self, name), name, 0)
+        check_flags({"allot": self.allot})
         bounds = (
             *(self.max_items, self.max_per_node, self.max_done_bytes, self.max_payload_bytes, self.remembered),
             *(self.first_items, self.max_rate),
