@@ -47,10 +47,11 @@ if TYPE_CHECKING:
     from p2psync.observe.events import Committed, Event, Published
     from p2psync.observe.log_events import EventLog
     from p2psync.protocol.versions import Position
+    from p2psync.trainer.config import TrainerConfig
     from p2psync.trainer.fsdp.publisher import FsdpPublisher
     from p2psync.trainer.huggingface import PublishCallback as PublishCallback
     from p2psync.trainer.ledger.config import LedgerConfig
-    from p2psync.trainer.node import TrainerConfig, TrainerNode
+    from p2psync.trainer.node import TrainerNode
     from p2psync.trainer.publisher import Publisher
     from p2psync.trainer.rollouts import RemoteRollouts, Rollouts
 
@@ -114,7 +115,7 @@ _MODULES = {
     "RemoteRollouts": "p2psync.trainer.rollouts",
     "Rollouts": "p2psync.trainer.rollouts",
     "Subscriber": "p2psync.actor.subscriber",
-    "TrainerConfig": "p2psync.trainer.node",
+    "TrainerConfig": "p2psync.trainer.config",
     "TrainerNode": "p2psync.trainer.node",
 }
 

@@ -21,8 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers import TrainerCallback
 
 from p2psync.errors import UsageError
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.publisher import FsdpPublisher
-from p2psync.trainer.node import TrainerConfig
 from p2psync.trainer.publisher import Publisher
 
 __all__ = ["PublishCallback"]

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from p2psync.arguments import host_name
 from p2psync.errors import FencedError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.epochs import RANDOM_BITS
@@ -67,8 +68,9 @@ class TrainerNode:
         published_state: Callable[[], PublishedState] | None = None,
         version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
-        """on_event: called on the node's loop; by default events are logged under `p2psync.trainer`. on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
+        """on_event: called on the node's loop; by default events are logged under `p2psync.trainer`.
 
+        on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
         version_builder: makes the builder of a run's versions from the store and the run (32 hex digits), in place of a
         `LocalVersionBuilder`. Raises `UsageError` for an unknown profile.
         """
@@ -92,9 +94,9 @@ class TrainerNode:
         self._squash_scheduler: SquashScheduler | None = None
         self._replacement: Replacement | None = None
         self._view: View | None = None
-        self._profiles = ProfileSelection(config.profile, config.link_mbps, on_event)
+        self._profiles = ProfileSelection(config.profile, config.link_mbps, self._emit)
         self._acceptance = Acceptance()
-        self._adoption_watch = AdoptionWatch(self._members, lambda: self.position, on_event)
+        self._adoption_watch = AdoptionWatch(self._members, lambda: self.position, self._emit)
 
     # ---- life ------------------------------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ async def peers(status: Status, hub_host: str) -> Finding:
     text = f"{len(infos) - len(missed)} of {len(infos)} nodes can be dialled from here"
     if not missed:
         return Finding(name, "ok", text)
-    named = ", ".join(f"{info.name or info.node[:8]} ({info.place})" for info in missed[:_NAMED])
+    named = ", ".join(f"{info.name or info.node[:8]} ({info.location})" for info in missed[:_NAMED])
     more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
     mend = "let TCP out to these ports, and in at these nodes; or start these nodes with --no-listen"
     return Finding(name, "could be better", f"{text}; not {named}{more}", mend)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 from rich.markup import escape
 
-from p2psync.membership.checks import line_of
+from p2psync.membership.checks import printable_line
 from p2psync.membership.records import HUB_HOST, Member, Status, View
 from p2psync.membership.runs import run_name, short_run
 
@@ -33,7 +33,7 @@ def show_status(found: Status, hub_host: str = "") -> None:
     console.print(named, soft_wrap=True, highlight=False)
     console.print(f"version {head}  epoch {view.epoch}  hub up {_ago(found.uptime)}", soft_wrap=True, highlight=False)
     if view.claim:
-        console.print(line_of(view.claim), soft_wrap=True, markup=False, highlight=False)
+        console.print(printable_line(view.claim), soft_wrap=True, markup=False, highlight=False)
     _show_members(console, _rows(found, hub_host))
     for line in _waiting(found):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
@@ -43,8 +43,8 @@ def show_status(found: Status, hub_host: str = "") -> None:
         f"{len(anchors)} anchor{'s' * (len(anchors) != 1)} ({_mb(sum(a.payload_bytes for a in anchors))}), "
         f"{len(deltas)} delta{'s' * (len(deltas) != 1)} ({_mb(sum(a.payload_bytes for a in deltas))}) to be had"
     )
-    if found.remark:
-        console.print(found.remark, soft_wrap=True, markup=False, highlight=False)
+    if found.note:
+        console.print(found.note, soft_wrap=True, markup=False, highlight=False)
 
 
 def _same_run(member: Member, view: View) -> bool:
@@ -59,14 +59,14 @@ def _waiting(found: Status) -> list[str]:
         place = ""
         if not _same_run(member, found.view):
             place = f"version {member.version} of run {short_run(member.run)}, epoch {member.epoch}"
-        reason = line_of(waits.get(member.info.node, ""))
+        reason = printable_line(waits.get(member.info.node, ""))
         if place or reason:
             nodes.setdefault(": ".join(filter(None, (place, reason))), []).append(_called(member))
     return [f"← {_names(who)} {what}" for what, who in nodes.items()]
 
 
 def _called(member: Member) -> str:
-    return line_of(member.info.name)[:_NAME] or member.info.node[:8]
+    return printable_line(member.info.name)[:_NAME] or member.info.node[:8]
 
 
 def _names(nodes: list[str]) -> str:
@@ -86,10 +86,10 @@ def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
         rows.append(
             {
                 "node": info.node[:8],
-                "name": line_of(info.name)[:_NAME] or "–",
+                "name": printable_line(info.name)[:_NAME] or "–",
                 "role": info.role,
                 "region": info.region or "–",
-                "address": info.place,
+                "address": info.location,
                 "version": ("–" if member.version is None else str(member.version))
                 + ("" if member.version == view.head and _same_run(member, view) else " ←"),
                 "digest": member.digest[:12],

@@ -23,8 +23,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
     node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown. host: "" in a join
     means the address that the hub sees; `HUB_HOST` means the host at which the reader reaches the hub. port 0: the node
     cannot be dialled and dials out instead. further: other hosts of the node, tried after `host`; a hub that fills in
-    `host` drops those that peers cannot use. name: what people
-    call the node; "" when it has none.
+    `host` drops those that peers cannot use. name: what people call the node; "" when it has none.
     """
 
     node: str
@@ -239,8 +238,8 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
     """How long a node has held its lease, and how long ago the hub last heard from it (seconds).
 
-    up, down: see `NodeStatistics`. waits: why the node does not run the version that the hub offers, or how far its fetch
-    is, in its own words; "" if it does, or is about to.
+    up, down: see `NodeStatistics`. waits: why the node does not run the version that the hub offers, or how far its
+    fetch is, in its own words; "" if it does, or is about to.
     """
 
     node: str

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2psync.observe.events import FetchProgress
-from p2psync.protocol.versions import Step
+from p2psync.protocol.versions import PathStep
 from p2psync.store.packs import Store
 
 #: How often the progress of a fetch is told (seconds): a fetch that is shorter tells none.
@@ -22,7 +22,7 @@ class Fetch:
     what was held when it began.
     """
 
-    path: Sequence[Step]
+    path: Sequence[PathStep]
     wanted: Sequence[Sequence[int]]
     began: float
     total_bytes: int
@@ -43,7 +43,7 @@ class Fetch:
         )
 
 
-def held_bytes(store: Store, path: Sequence[Step], wanted: Sequence[Sequence[int]]) -> int:
+def held_bytes(store: Store, path: Sequence[PathStep], wanted: Sequence[Sequence[int]]) -> int:
     """Bytes of the wanted chunks that the store holds."""
     held = 0
     for step, chunks in zip(path, wanted, strict=True):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from p2psync.errors import FencedError, P2PSyncError, TrustError
-from p2psync.membership.leases import Ended
+from p2psync.membership.leases import EndedLease
 from p2psync.membership.records import NodeInfo
 
 logger = logging.getLogger("p2psync.hub")
@@ -32,7 +32,7 @@ class HubLog:
         """A node has a lease."""
         logger.info("%s joined%s", _called(info), f" from region {info.region}" if info.region else "")
 
-    def ended(self, ended: Ended) -> None:
+    def ended(self, ended: EndedLease) -> None:
         """A node's lease has ended; one that joined again is told as joining."""
         if ended.reason != "replaced":
             how = "left" if ended.reason == "left" else "is gone: its lease was not renewed"
@@ -56,4 +56,4 @@ class HubLog:
 
 def _called(info: NodeInfo) -> str:
     name = f" {info.name}" if info.name else ""
-    return f"{info.role}{name} {info.node[:8]} ({info.place})"
+    return f"{info.role}{name} {info.node[:8]} ({info.location})"

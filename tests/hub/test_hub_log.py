@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from p2psync.errors import FormatError, TrustError
-from p2psync.membership.leases import Ended
+from p2psync.membership.leases import EndedLease
 from p2psync.membership.records import Member, NodeInfo
 from p2psync.net.hub_log import LOG_AGAIN_SECONDS, HubLog
 
@@ -24,7 +24,7 @@ def log(caplog: pytest.LogCaptureFixture) -> tuple[HubLog, list[float]]:
 def test_nodes_that_come_and_go_are_named(log: tuple[HubLog, list[float]], caplog: pytest.LogCaptureFixture) -> None:
     log[0].joined(INFO)
     for reason in ("left", "expired", "replaced"):
-        log[0].ended(Ended("lease", Member(info=INFO), reason))  # type: ignore[arg-type]
+        log[0].ended(EndedLease("lease", Member(info=INFO), reason))  # type: ignore[arg-type]
     assert caplog.messages == [
         "actor gpu-7 abababab (10.0.0.7:7071) joined from region eu",
         "actor gpu-7 abababab (10.0.0.7:7071) left",

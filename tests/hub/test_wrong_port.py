@@ -22,6 +22,6 @@ async def test_the_port_of_the_swarm_is_named_and_none_of_its_bytes_is_shown() -
         with pytest.raises(HubError) as refused:
             await client.status()
     server.close()
-    told = str(refused.value)
-    assert "answers, but not as a hub does: is that the port of the swarm?" in told
-    assert "\\x" not in told and "\n" not in told
+    reported = str(refused.value)
+    assert "answers, but not as a hub does: is that the port of the swarm?" in reported
+    assert "\\x" not in reported and "\n" not in reported

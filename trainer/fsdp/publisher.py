@@ -257,7 +257,7 @@ class FsdpPublisher:
         try:
             self._loop.call(self._trainer.until_running(actors), timeout)
         except TimeoutError:
-            standing = self._trainer.standing
+            standing = self._trainer.adoption
             raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {standing}") from None
 
     @property
