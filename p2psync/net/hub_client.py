@@ -336,7 +336,7 @@ class HubClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 ssl=self._tls if self._tls is not None else True,
-                resolver=_Resolver(),
+                resolver=_SystemResolver(),
                 happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS,
                 interleave=1,
             )
@@ -349,7 +349,7 @@ class HubClient:
         return decode(body, kind, f"the answer of {self.url} to {path}", HubError)
 
 
-class _Resolver(aiohttp.ThreadedResolver):
+class _SystemResolver(aiohttp.ThreadedResolver):
     """Resolves names also on a machine that has only loopback addresses, where aiohttp's resolver finds none
     (`AI_ADDRCONFIG`)."""
 
