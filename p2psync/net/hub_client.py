@@ -288,8 +288,8 @@ class HubClient:
         wait: float = 0.0,
         expect: bool = False,
     ) -> HubReply:
-        """Sends one request and returns its reply, whatever its status. expect: send the body only after the hub's `100
-        Continue`.
+        """Sends one request and returns its reply, whatever its status. expect: send the body only once the hub agrees
+        (100-continue).
 
         Raises `HubError` when there is no reply, or one over `limit` bytes.
         """
