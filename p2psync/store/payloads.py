@@ -18,7 +18,7 @@ from p2psync.errors import DamagedError
 
 #: Payloads that one store keeps open: more than are in use at a time, and far fewer than a process may open files. Each
 #: takes up to two descriptors, one of them for its map.
-MAX_OPEN_VERSIONS = 32
+MOST_OPEN = 32
 
 
 class Payload:
@@ -52,7 +52,7 @@ class Payload:
 class OpenPayloads:
     """The payloads of one store; any thread may use it."""
 
-    def __init__(self, most: int = MAX_OPEN_VERSIONS) -> None:
+    def __init__(self, most: int = MOST_OPEN) -> None:
         self._most = most
         self._lock = threading.Lock()
         self._open: OrderedDict[Handle, Payload] = OrderedDict()

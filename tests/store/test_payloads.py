@@ -11,9 +11,9 @@ from store_parts import make_pack
 
 from p2psync.errors import StoreError
 from p2psync.store.packs import Pack, Store
-from p2psync.store.payloads import MAX_OPEN_VERSIONS
+from p2psync.store.payloads import MOST_OPEN
 
-PACKS = 3 * MAX_OPEN_VERSIONS
+PACKS = 3 * MOST_OPEN
 
 
 def fill(store: Store, count: int = PACKS) -> list[tuple[Pack, bytes]]:
@@ -44,7 +44,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the 
 
 @needs_proc
 def test_few_files_are_open_however_many_packs_there_are(tmp_path: Path) -> None:
-    most = 2 * MAX_OPEN_VERSIONS + 1  # each and its map, and the store's lock
+    most = 2 * MOST_OPEN + 1  # each and its map, and the store's lock
     with Store(tmp_path) as store:
         for pack, chunk in fill(store):
             assert pack.read(0) == pack.view(0) == chunk

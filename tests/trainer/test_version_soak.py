@@ -8,12 +8,12 @@ import pytest
 from reachable_objects import names
 from version_soak import Reading, Soak, open_files
 
-from p2psync.store.payloads import MAX_OPEN_VERSIONS
+from p2psync.store.payloads import MOST_OPEN
 
 #: Versions; deltas after which an anchor is due; versions kept for who was away.
 VERSIONS, ANCHOR_DELTAS, KEEP = 120, 10, 4
 #: Of two stores: files open, each with its map, and whatever else a process opens.
-MOST_DESCRIPTORS = 4 * MAX_OPEN_VERSIONS + 64
+MOST_DESCRIPTORS = 4 * MOST_OPEN + 64
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell what is open")
