@@ -26,7 +26,7 @@ BITS_PER_MBIT = 1e6
 
 
 @dataclass(frozen=True)
-class Bound:
+class BroadcastBound:
     """rate: Mbit/s that every node can receive at the same time. because: the bottleneck, for people.
 
     exact: whether this rate can be reached; otherwise it is an upper bound.
@@ -41,23 +41,23 @@ class Bound:
         return payload_bytes * 8 / (self.rate * BITS_PER_MBIT) if self.rate else float("inf")
 
 
-def broadcast_bound(network: Topology | Network) -> Bound:
+def broadcast_bound(network: Topology | Network) -> BroadcastBound:
     """Returns the bound for a broadcast from the trainer to every other node; rate 0 if one cannot be reached."""
     if isinstance(network, Topology):
         network = from_topology(network)
     if network.size < 2:
-        return Bound(0.0, "there is no receiver", True)
+        return BroadcastBound(0.0, "there is no receiver", True)
     reachable = network.reachable()
     if not reachable.all():
         lost = [network.names[i] for i in np.flatnonzero(~reachable)]
-        return Bound(0.0, f"{_first_names(lost)} cannot be reached", True)
+        return BroadcastBound(0.0, f"{_first_names(lost)} cannot be reached", True)
     most, limiting = most_rate(network)
     link = "up" if limiting == network.trainer else "down"
-    bounds = [Bound(most, f"the {link}link of {network.names[limiting]}")]
+    bounds = [BroadcastBound(most, f"the {link}link of {network.names[limiting]}")]
     capacities, kept = by_region(network, most)
     found = pack(capacities)
     names = [f"{network.regions[a]}" for a in kept]
-    bounds.append(Bound(found.bound, _because(capacities, found, names, network, regions=True)))
+    bounds.append(BroadcastBound(found.bound, _because(capacities, found, names, network, regions=True)))
     bounds += _dialling(network)
     best = min(bounds, key=lambda bound: bound.rate * (1 + 1e-9 * bounds.index(bound)))
     if network.size > EXACT_MAX_NODES:
@@ -65,9 +65,9 @@ def broadcast_bound(network: Topology | Network) -> Bound:
     capacities = by_node(network, most)
     found = pack(capacities)
     if found.rate >= best.rate * (1 - 1e-3):
-        return Bound(best.rate, best.because, True)
+        return BroadcastBound(best.rate, best.because, True)
     because = _because(capacities, found, list(network.names), network, regions=False)
-    return Bound(found.bound, because, found.rate >= found.bound * (1 - 1e-2))
+    return BroadcastBound(found.bound, because, found.rate >= found.bound * (1 - 1e-2))
 
 
 def least_makespan(network: Topology | Network, payload_bytes: int, chunk_bytes: int = 0) -> float:
@@ -114,7 +114,7 @@ def _own_flow(network: Network) -> Floats:
     return np.minimum(own, into[network.region] - network.up)
 
 
-def _dialling(network: Network) -> list[Bound]:
+def _dialling(network: Network) -> list[BroadcastBound]:
     """Returns the bound for nodes that only dial out: they receive everything over the uplinks of dialable nodes."""
     hidden = ~network.dialable
     hidden[network.trainer] = False
@@ -123,7 +123,7 @@ def _dialling(network: Network) -> list[Bound]:
     senders = network.dialable.copy()
     senders[network.trainer] = network.dialable[network.trainer]
     rate = float(network.up[senders].sum()) / int(hidden.sum())
-    return [Bound(rate, "the uplinks of the nodes that can be dialled, from which all others must receive")]
+    return [BroadcastBound(rate, "the uplinks of the nodes that can be dialled, from which all others must receive")]
 
 
 def _because(capacities: Capacities, found: Packing, names: list[str], network: Network, *, regions: bool) -> str:

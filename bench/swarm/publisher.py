@@ -196,8 +196,8 @@ class RacePublisher:
 def least_bytes(changed: int, count: int) -> float:
     """What it takes at least to tell which units of `count` have changed, anywhere, and which way."""
     share = changed / count
-    positions = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
-    return (positions * count + changed) / 8
+    places = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
+    return (places * count + changed) / 8
 
 
 def count_for(nbytes: float, count: int) -> int:

@@ -1,9 +1,9 @@
 """Decides who may publish: one claimant at a time, with every earlier one fenced off.
 
-Within a run claims are ordered by epoch, so a restarted trainer takes its own run back. Another run gets the hub
-without further ado only if it is newer and nobody holds the hub: the claimant's lease has expired. Otherwise its
-trainer must take over on purpose (`Claim.take_over`). A hub embedded in a trainer takes no other trainer at all, since
-it ends together with the trainer that it serves.
+Within a run claims are ordered by epoch, so a restarted trainer takes its own run back. Another run gets the hub only
+if it is newer and nobody holds the hub, because the claimant's lease has expired; otherwise its trainer must take over
+on purpose (`Claim.take_over`). A hub embedded in a trainer takes no other trainer at all, since it ends together with
+the trainer that it serves.
 
 Each claim is signed over a nonce that this hub issued and that is used once, so an overheard claim is worthless. The
 claimant gets a secret token, and only the newest token may announce.

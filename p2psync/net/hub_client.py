@@ -288,8 +288,8 @@ class HubClient:
         wait: float = 0.0,
         expect: bool = False,
     ) -> HubReply:
-        """Sends one request and returns its reply, whatever its status. expect: send the body only after the hub's `100
-        Continue`.
+        """Sends one request and returns its reply, whatever its status. expect: send the body only once the hub agrees
+        (100-continue).
 
         Raises `HubError` when there is no reply, or one over `limit` bytes.
         """
@@ -341,7 +341,7 @@ class HubClient:
         if self._session is None:
             connector = aiohttp.TCPConnector(
                 ssl=self._tls if self._tls is not None else True,
-                resolver=_Resolver(),
+                resolver=_SystemResolver(),
                 happy_eyeballs_delay=ATTEMPT_DELAY_SECONDS,
                 interleave=1,
             )
@@ -354,7 +354,7 @@ class HubClient:
         return decode(body, kind, f"the answer of {self.url} to {path}", HubError)
 
 
-class _Resolver(aiohttp.ThreadedResolver):
+class _SystemResolver(aiohttp.ThreadedResolver):
     """Resolves names also on a machine that has only loopback addresses, where aiohttp's resolver finds none
     (`AI_ADDRCONFIG`)."""
 

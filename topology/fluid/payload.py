@@ -21,7 +21,7 @@ MIN_CHUNK_BYTES = 4 * SCALE
 
 
 @dataclass(frozen=True)
-class Payload:
+class FluidPayload:
     """One published version. chunks: the bytes of each."""
 
     id: bytes
@@ -43,14 +43,14 @@ class Payload:
         """An unset flag for each chunk (bool)."""
         return np.zeros(self.manifest.chunks, np.bool_)
 
-    def as_version(self, version: int) -> Payload:
+    def as_version(self, version: int) -> FluidPayload:
         """Returns the same chunks as another version."""
         ends = {"digest": version.to_bytes(16, "little"), "base_digest": (version - 1).to_bytes(16, "little")}
         manifest = msgspec.structs.replace(self.manifest, version=version, base=version - 1, **ends)
         return replace(self, id=blake3(version.to_bytes(8, "little")).digest(), manifest=manifest)
 
 
-def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payload:
+def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> FluidPayload:
     """Returns a payload of about these bytes, in chunks of these bytes. Raises `UsageError` for impossible sizes."""
     if chunk_bytes < MIN_CHUNK_BYTES or payload_bytes < chunk_bytes:
         raise UsageError(f"chunks of at least {MIN_CHUNK_BYTES} bytes, and a payload of at least one")
@@ -75,7 +75,7 @@ def make_payload(payload_bytes: int, chunk_bytes: int, version: int = 1) -> Payl
         total=0,
         created=0.0,
     )
-    return Payload(b"", manifest, chunks).as_version(version)
+    return FluidPayload(b"", manifest, chunks).as_version(version)
 
 
 def scaled(config: SwarmConfig) -> SwarmConfig:

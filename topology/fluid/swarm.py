@@ -13,7 +13,7 @@ from p2psync.swarm.core import Send, Swarm, SwarmConfig
 from p2psync.topology.bound import least_makespan
 from p2psync.topology.fluid.hub import FluidHub
 from p2psync.topology.fluid.node import FluidNode
-from p2psync.topology.fluid.payload import Payload, make_payload, scaled, scaled_plan
+from p2psync.topology.fluid.payload import FluidPayload, make_payload, scaled, scaled_plan
 from p2psync.topology.fluid.servers import FluidNetwork
 from p2psync.topology.fluid.trace import Trace
 from p2psync.topology.network import Network
@@ -78,7 +78,7 @@ class FluidSwarm:
         self.live: dict[str, FluidNode] = {}
         self.nodes: list[FluidNode] = []
         self.bans: list[tuple[str, str]] = []
-        self.payloads: list[Payload] = []
+        self.payloads: list[FluidPayload] = []
         #: For each payload: when it was published, and its receivers.
         self.published: list[tuple[float, frozenset[str]]] = []
         self.unfinished: set[str] = set()
@@ -268,7 +268,7 @@ class FluidSwarm:
         for node in receivers:
             self.clock.after(self.net.delay(trainer.index, node.index), self._begin, node, payload)
 
-    def _begin(self, node: FluidNode, payload: Payload, holds: bool = False) -> None:
+    def _begin(self, node: FluidNode, payload: FluidPayload, holds: bool = False) -> None:
         if not node.alive:
             return
         index = payload.manifest.version - 1
