@@ -126,7 +126,7 @@ class Announcer:
         if same_run and view.epoch > self._state.epoch:
             self._fence(FencedError(f"another trainer took this run over: {line_of(view.claim)}; this one stops"))
         elif before is not None and before.instance != view.instance:
-            # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
+            # Another hub process: it has no manifests yet, and refuses a claim at an earlier epoch.
             self._known_at_hub.clear()
             self._taken_back.clear()
             self._announced_co_publishers = self._claim_token = None
@@ -176,9 +176,9 @@ class Announcer:
             new.sort(key=lambda a: (a.epoch, a.version, -1 if a.base is None else a.base))
             packs = [self._store.get(bytes.fromhex(a.id)) for a in new]
             manifests = [pack.signed.to_bytes() for pack in packs if pack is not None]
-            beside = self._co_publishers
-            await self._hub.announce(token, manifests, known, self.remark, beside)
-            self._announced_co_publishers = beside
+            co_publishers = self._co_publishers
+            await self._hub.announce(token, manifests, known, self.remark, co_publishers)
+            self._announced_co_publishers = co_publishers
             self._known_at_hub |= {a.id for a in new}
             self._known_at_hub -= gone | foreign
             self._taken_back |= foreign

@@ -85,7 +85,7 @@ def test_a_flipped_bit_is_found_before_the_next_version_is_signed(
     assert made is not None and (made.position.version, made.position.digest) == (1, source.digest)
     trainer.holds(source, 1)
     everyone_gets(trainer, source)
-    assert trainer.told == ["the snapshot is damaged in block 1 of a: making the published bits anew from the store"]
+    assert trainer.told == ["the snapshot is damaged in block 1 of a: rebuilding the published bits from the store"]
 
 
 @settings(max_examples=25)
@@ -245,7 +245,7 @@ async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(trainer:
         await scrubber.run(sleep)
     trainer.holds(source, 0)
     assert mended == [True] and not events
-    assert trainer.told == ["the snapshot is damaged in block 0 of a: making the published bits anew from the store"]
+    assert trainer.told == ["the snapshot is damaged in block 0 of a: rebuilding the published bits from the store"]
 
 
 def test_the_scrub_agrees_with_every_version_as_it_comes(trainer: StoreWithBuilder) -> None:

@@ -127,7 +127,7 @@ def test_a_snapshot_that_is_cut_whenever_a_version_is_made_publishes_nothing(tra
             return super().units(wanted)  # type: ignore[arg-type]
 
     cutting = Cutting(a=40_000, b=300, c=7).step().step()
-    with pytest.raises(StoreError, match="and again after it was made anew"):
+    with pytest.raises(StoreError, match="and again after it was rebuilt"):
         trainer.builder.make(cutting)
     assert [pack.manifest.version for pack in trainer.store.packs()] == [0]
     trainer.builder.make(source.step())
