@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
 from p2psync.membership.checks import printable_line
 from p2psync.membership.records import Announcement, View
@@ -129,7 +128,7 @@ class Announcer:
                 FencedError(f"another trainer took this run over: {printable_line(view.claim)}; this one stops")
             )
         elif before is not None and before.instance != view.instance:
-            # Another hub process: it knows only what is told to it from now on, and refuses a claim that is behind.
+            # Another hub process: it has no manifests yet, and refuses a claim at an earlier epoch.
             self._known_at_hub.clear()
             self._taken_back.clear()
             self._announced_co_publishers = self._claim_token = None

@@ -82,7 +82,7 @@ class TrainerNode:
         self._on_hub = on_hub
         self._published_state = published_state
         self._version_builder = version_builder
-        #: Held while a version is made, and by whatever reads the store or the snapshot and must not meet that.
+        #: Held while a version is made, and by tasks that read the store or the snapshot and must not run meanwhile.
         self._publishing = asyncio.Lock()
         self._stopping = False
         self._client: HubClient | None = None
@@ -225,7 +225,7 @@ class TrainerNode:
                 self._emit(trouble)
 
     def _run_tasks(self, runner: NodeRunner, store: Store, versions: VersionBuilder) -> None:
-        """Start what runs as long as the node: announcing, replacing and scrubbing."""
+        """Start the tasks that run as long as the node: announcing, replacing and scrubbing."""
         runner.run_beside(self.announcer.run())
         self._replacement = Replacement(self, store, self._acceptance, self._members, self._emit)
         runner.run_beside(self._replacement.run())

@@ -213,7 +213,7 @@ class RemoteRollouts:
             wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT)
             reply = self._post("take", TakeWork(max_items=max_items, version=version, wait=wait), TakeReply, wait)
             if reply.results or time.monotonic() >= deadline:
-                return [_done(result) for result in reply.results]
+                return [_from_wire(result) for result in reply.results]
 
     def collect(self, version: int, count: int, timeout: float = math.inf) -> list[LedgerResult]:
         """See `Rollouts.collect`."""
@@ -246,6 +246,6 @@ class RemoteRollouts:
         return self._loop.call(post())
 
 
-def _done(taken: Taken) -> LedgerResult:
+def _from_wire(taken: Taken) -> LedgerResult:
     item = WorkItem(item=taken.item, version=taken.put_for, payload=taken.payload)
     return LedgerResult(item=item, node=taken.node, version=taken.version, result=taken.result, tokens=taken.tokens)

@@ -71,7 +71,7 @@ class P2PSyncTrainerInitInfo(TrainerInitInfo):
 
 
 class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
-    """On every trainer rank; rank 0 has the node."""
+    """vLLM's trainer engine, on every trainer rank; rank 0 has the node."""
 
     init_info_cls = P2PSyncTrainerInitInfo
 
@@ -96,14 +96,14 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         client: VLLMWeightSyncClient,
         source: WeightSource | None = None,
     ) -> Self:
-        """Start the node on rank 0, and have the engines join. Raises `P2PSyncError`."""
+        """Start the node on rank 0, and make the engines join. Raises `P2PSyncError`."""
         engine = cls(init_info, client=client, source=source)
         if engine.is_sender:
             engine._start()
         return engine
 
     def send_weights(self) -> Published | None:  # type: ignore[override]
-        """Publish what the source gives now, and wait for the engines as told. None if no bit differs.
+        """Publish the source's tensors, and wait for the engines as configured. Returns None if no bit differs.
 
         The source's tensors must not change meanwhile. Raises `P2PSyncError`.
         """
@@ -121,7 +121,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         return event
 
     def shutdown(self) -> None:
-        """Leave the swarm. Again: no effect."""
+        """Leave the swarm. Idempotent."""
         if self._loop is not None:
             if self._node is not None:
                 self._loop.call(self._node.stop())
@@ -155,7 +155,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
             raise
 
     def _commit(self, version: int) -> None:
-        """Have the version made live, and wait until so many engines said so. Raises `UsageError` after `wait`."""
+        """Make the version live, and wait until `engines` engines run it. Raises `UsageError` after `wait` seconds."""
         loop, node = self._running()
         info = self._info
         try:

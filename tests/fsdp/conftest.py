@@ -1,4 +1,4 @@
-"""Nothing here needs a GPU, nor a network but loopback."""
+"""These tests need no GPU, and only the loopback network."""
 
 import pytest
 

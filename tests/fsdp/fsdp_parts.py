@@ -56,7 +56,7 @@ _forker = functools.cache(_Forker)
 
 @dataclass
 class _Rank:
-    """A rank, and what is said to it and what it says."""
+    """A rank, and the pipes to and from it."""
 
     pid: int
     told: TextIO
@@ -91,7 +91,7 @@ class RankProcesses:
                 process.told.close()
 
     def tell(self, command: str, ranks: Sequence[int] | None = None) -> list[dict[str, Any]]:
-        """Have all ranks, or these, do something; their answers, {"gone": True} of one that ended."""
+        """Send a command to all ranks, or these; returns their answers, {"gone": True} of a rank that ended."""
         told = [self._processes[rank] for rank in (range(self.ranks) if ranks is None else ranks)]
         for process in told:
             with suppress(BrokenPipeError):
@@ -100,17 +100,17 @@ class RankProcesses:
         return [self._answer(process) for process in told]
 
     def fine(self, command: str) -> list[dict[str, Any]]:
-        """The same, where nothing may go wrong."""
+        """Send a command that must succeed at all ranks."""
         answers = self.tell(command)
         assert not any("error" in answer or "gone" in answer for answer in answers), (answers, self.logs())
         return answers
 
     def logs(self) -> str:
-        """The end of what the ranks said."""
+        """Returns the end of the ranks' output."""
         return "\n".join((self.place / f"log-{rank}").read_text()[-2000:] for rank in range(self.ranks))
 
     def full(self, name: str) -> dict[str, torch.Tensor]:
-        """The whole tensors of what ranks saved under a name."""
+        """Returns the whole tensors that ranks saved under a name."""
         held = [torch.load(self.place / f"{name}-{rank}.pt", weights_only=True) for rank in range(self.ranks)]
         return {
             key: torch.cat([theirs[key][1] for theirs in held]) if sharded else local
@@ -141,7 +141,7 @@ class OneProcess:
         return made.pack
 
     def close(self) -> None:
-        """Let go."""
+        """Close the builder and the store."""
         self.builder.close()
         self.store.close()
 
@@ -162,14 +162,14 @@ def packs_of(place: Path, ranks: int) -> list[list[Pack]]:
 
 
 def same_manifest(one: Manifest, two: Manifest) -> None:
-    """Equal in everything but the time of day."""
+    """Check that two manifests are equal in everything but the time of day."""
     for name in one.__struct_fields__:
         if name != "created":
             assert getattr(one, name) == getattr(two, name), name
 
 
 def same_chunks(parts: Sequence[Pack], whole: Pack) -> None:
-    """Every chunk is at exactly one rank, byte for byte that of one process."""
+    """Check that every chunk is at exactly one rank, byte for byte that of one process."""
     for index in range(whole.manifest.chunks):
         held = [pack for pack in parts if pack.have[index]]
         assert len(held) == 1, index

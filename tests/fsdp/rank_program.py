@@ -1,4 +1,4 @@
-"""Ranks of real FSDP2 trainings over gloo, each of which does what it is told, a line each, and answers in JSON.
+"""Ranks of real FSDP2 trainings over gloo: each takes commands, a line each, and answers in JSON.
 
 What takes seconds, to import and to load compiled kernels, is done once: this process forks a rank for each line on
 stdin, which holds its arguments, PLACE RANK RANKS and options. A rank talks through the pipes PLACE/in-RANK and
@@ -88,7 +88,7 @@ class Training:
                 local[where] *= 1.01
 
     def save(self, name: str) -> None:
-        """What this rank holds, for the test to put together."""
+        """Save this rank's shards, for the test to put together."""
         held = {}
         for key, tensor in self.policy.state_dict().items():
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -106,7 +106,7 @@ class Program:
         self.peak = 0
 
     def open(self) -> dict[str, Any]:
-        """Make the publisher and enter it."""
+        """Make the publisher and start it."""
         options = self.options
         config = self._config()
         dtype = torch.bfloat16 if options.dtype == "masters" else None
@@ -131,7 +131,7 @@ class Program:
         )
 
     def publish(self) -> dict[str, Any]:
-        """Publish, and tell of it."""
+        """Publish, and answer with the event."""
         assert self.publisher is not None
         cpu = resource.getrusage(resource.RUSAGE_SELF)
         began = time.monotonic()
@@ -200,7 +200,7 @@ class Program:
         return {}
 
     def refused(self, what: str) -> dict[str, Any]:
-        """Try to publish what cannot be."""
+        """Try to publish an unsupported module."""
         from torch import nn
         from torch.distributed.tensor import Shard, distribute_tensor
 

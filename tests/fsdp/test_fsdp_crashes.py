@@ -1,4 +1,4 @@
-"""Real ranks that are killed: nothing is half published, and what comes after is exact."""
+"""Real ranks are killed: no version is half published, and later versions are exact."""
 
 from __future__ import annotations
 

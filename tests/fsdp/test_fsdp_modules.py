@@ -1,4 +1,4 @@
-"""Which modules and meshes can be published: one replica does it, and what is not supported is refused in one line."""
+"""Modules and meshes that can be published: one replica publishes; unsupported ones are refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stretches are sets of units; a layout gives every unit one owner, who can know what it needs."""
+"""Unit ranges are sets of units; a rank layout gives every unit one owner, which keeps what it needs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_unit_ranges_are_sets_of_units(
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[UnitRanges]]:
-    """Tables of some tensors, and shards as FSDP2 cuts them; large ones too, since nothing is ever read."""
+    """Tables of some tensors, and shards as FSDP2 cuts them; large ones too, since no bits are read."""
     shapes = draw(
         st.lists(
             st.one_of(

@@ -1,4 +1,4 @@
-"""Shards have the names of the inner module, whatever wraps it, and what only looks like shards is refused."""
+"""Shards have the names of the inner module, whatever wraps it; modules not sharded by FSDP2 are refused."""
 
 from __future__ import annotations
 

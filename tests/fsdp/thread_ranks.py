@@ -51,7 +51,7 @@ class ThreadRanks:
         return [one[self.rank] for one in self._meet(data)]
 
     def hang_up(self) -> None:
-        """Be gone."""
+        """Fail all calls from now on, as a lost rank does."""
         self._meeting.barrier.abort()
 
     def _meet(self, data: Sequence[bytes]) -> list[Sequence[bytes]]:
@@ -86,7 +86,7 @@ class Trained:
         return places
 
     def step(self, share: float) -> None:
-        """Change about so many of the bits."""
+        """Change about this share of the units."""
         for bits in self.bits.values():
             where = np.flatnonzero(self.rng.random(bits.size) < share)
             steps = self.rng.choice([1, -1, 2, 1 << 7], where.size).astype(np.int64)
@@ -97,8 +97,8 @@ class Trained:
         return self.bits[spec]
 
 
-class ShardedBench:
-    """Making at ranks that are threads, each with a store of its own."""
+class ThreadedRanks:
+    """Rank builders in threads, each with a store of its own."""
 
     def __init__(self, place: Path, trained: Trained) -> None:
         self.place, self.trained = place, trained
@@ -106,7 +106,7 @@ class ShardedBench:
         self.open()
 
     def open(self) -> None:
-        """Open stores and copies."""
+        """Open stores and snapshots."""
         size = self.layout.ranks
         self.meeting = Meeting(size)
         self.stores = [Store(self.place / str(rank) / "packs") for rank in range(size)]
@@ -128,7 +128,7 @@ class ShardedBench:
             store.close()
 
     def everywhere(self, work: Callable[[RankBuilder], T]) -> list[T | Exception]:
-        """Do something at all ranks at once; what came of it, or what was raised."""
+        """Call `work` at all ranks at once; returns each rank's result, or the exception that it raised."""
 
         def guarded(rank_builder: RankBuilder) -> T | Exception:
             try:
@@ -140,7 +140,7 @@ class ShardedBench:
             return list(pool.map(guarded, self.rank_builders))
 
     def part(self, rank: int) -> Callable[[int, int, int], Units]:
-        """Reads a rank's shards, and nothing else."""
+        """Returns a function that reads a rank's shards, and fails for other units."""
         held, trained = self.trained.held[rank], self.trained
 
         def read(row: int, start: int, stop: int) -> Units:
@@ -150,11 +150,11 @@ class ShardedBench:
         return read
 
     def first(self, run: str, version: int = 0) -> list[Pack]:
-        """A version written out whole."""
+        """Write a version out whole at all ranks."""
         return self._packs(lambda m: m.first(self.part(m.ranks.rank), run, 1, version))
 
     def delta(self, profile: str) -> list[Pack]:
-        """A delta."""
+        """Make a delta at all ranks."""
 
         def make(rank_builder: RankBuilder) -> Pack | None:
             base = rank_builder.snapshot.position
@@ -165,7 +165,7 @@ class ShardedBench:
         return self._packs(make)
 
     def anchor(self, position: Position) -> list[Pack]:
-        """The copies written out whole."""
+        """Write the version of the snapshots out whole."""
         return self._packs(lambda m: m.anchor(position))
 
     def _packs(self, work: Callable[[RankBuilder], Pack | None]) -> list[Pack]:

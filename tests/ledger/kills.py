@@ -45,7 +45,7 @@ def digest_of(version: int) -> str:
 
 
 async def train(place: Path, port: int, steps: int) -> None:
-    """Until `steps` steps are saved. What it holds of its own is `trained.json`, written at the end of each step."""
+    """Train until `steps` steps are saved. Its own state is `trained.json`, written at the end of each step."""
     saved = place / "trained.json"
     trained: list[dict[str, str]] = json.loads(saved.read_bytes()) if saved.exists() else []
     hub = HubService(HubConfig(trusted=frozenset(), ttl=TTL))
@@ -79,7 +79,7 @@ async def put(service: LedgerService, step: int, steps: int) -> None:
 
 
 async def act(place: Path, port: int, seed: int) -> None:
-    """Actors that work for ever; what was acknowledged goes to `acknowledged`, a line each."""
+    """Actors that work for ever; they write a line to `acknowledged` for each acknowledged result."""
     work_client.RETRY_MIN_SECONDS = work_client.RETRY_MAX_SECONDS = 0.05  # it is up again soon
     with (place / "acknowledged").open("a") as told:
         await asyncio.gather(
@@ -155,7 +155,7 @@ def trained_steps(place: Path) -> list[dict[str, str]]:
 
 
 def run(place: Path, kills: int, seed: int) -> str:
-    """Returns what came of it; asserts that nothing was lost or doubled."""
+    """Returns the figures of the run; asserts that no result was lost or doubled."""
     rng, port = random.Random(seed), free_port()
     steps = 2
     actors = fork(lambda: act(place, port, seed))

@@ -1,4 +1,4 @@
-"""Work goes to whoever finishes it first: shares by measured speed, nothing for who is late, and hedges at the tail."""
+"""Work goes to the node that finishes it first: shares by measured speed, none for late nodes, hedges at the tail."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ledger(items: int, version: int = 0, **config: object) -> Ledger:
 def work(
     ledger: Ledger, node: str, count: int, began: float, each: float, tokens: int = 100, version: int = 0
 ) -> float:
-    """Let a node do so many items, one after another, `each` seconds long; returns when it was through."""
+    """Let a node do `items` items, one after another, `each` seconds long; returns when it finished."""
     now = began
     for index in range(count):
         lease = f"{node}-{began}-{index}"

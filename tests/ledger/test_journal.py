@@ -1,4 +1,4 @@
-"""What the journal holds is what happened, up to the last batch that was written, wherever it was cut off."""
+"""The journal holds all changes up to the last batch that was written, wherever it was cut off."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_histories_hold_every_kind_of_change() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_ledger_restored_from_any_prefix_equals_the_original(tmp_path: Path, seed: int) -> None:
-    """What was pooled, claimed, done and taken at the time is so again, once each."""
+    """Items that were pooled, claimed, done and taken at the time are so again, once each."""
     changes = history(seed)
     replay = Replay()
     for change in changes:
@@ -128,7 +128,7 @@ def test_a_ledger_restored_from_any_prefix_equals_the_original(tmp_path: Path, s
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_log_cut_anywhere_holds_a_prefix_of_whole_batches(tmp_path: Path, seed: int) -> None:
-    """As a power cut leaves it: the file without what came last, at any byte."""
+    """The log is cut at any byte, as a power cut leaves it."""
     path, replay = tmp_path / "ledger.db", Replay()
     reopened(path)
     journal = Journal(path)

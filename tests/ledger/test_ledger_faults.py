@@ -23,7 +23,7 @@ def test_the_same_seed_is_the_same_history() -> None:
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, kind: type, name: str, instead: object) -> list[str]:
-    """What the simulation says of a ledger or trainer that lacks something."""
+    """Returns the failures that the simulation reports with `kind.name` replaced by `instead`."""
     monkeypatch.setattr(kind, name, instead)
     told: list[str] = []
     sweep(range(40), told.append)

@@ -1,4 +1,4 @@
-"""The ledger over HTTP: actors wait for work, lose it with their membership, and are told what became of results."""
+"""The ledger over HTTP: actors wait for work, lose it with their membership, and get verdicts on their results."""
 
 from __future__ import annotations
 

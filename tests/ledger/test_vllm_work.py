@@ -1,5 +1,4 @@
-"""A vLLM engine takes work under its own membership, and begins it under a version that will do; who answers for it is
-asked for the version, whoever conducts it."""
+"""A vLLM engine takes work under its own membership, and begins it under an admissible version, whoever conducts it."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ DIGEST = "ab" * 16
 
 
 class Engine:
-    """What two ranks of an engine say."""
+    """Answers of an engine's two ranks."""
 
     def __init__(self, version: int | None = 0, lease: str | None = None) -> None:
         self.version, self.joined_under = version, lease

@@ -1,4 +1,4 @@
-"""Who runs the newest version and who is waited for, as people are told."""
+"""Which actors run the newest version and which are missing, as people are told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chunks of an anchor, by the plan that it is spread by."""
+"""The sizes of an anchor's chunks, by the plan's rate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trainer's announcements get through, however little the hub holds and whatever it holds already."""
+"""The announcer gets versions to a hub that is full, holds older manifests, or is away."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMIT = 60.0
 
 @asynccontextmanager
 async def hub_of(**bounds: int) -> AsyncIterator[HubService]:
-    """A hub alone that holds so little."""
+    """An external hub with these bounds, such as on the manifests that it holds."""
     service = HubService(HubConfig(trusted=TRUSTED, **bounds))
     await service.start("127.0.0.1", 0)
     try:
@@ -35,7 +35,7 @@ async def hub_of(**bounds: int) -> AsyncIterator[HubService]:
 async def trainer_at(
     hub: HubService, place: Path, **settings: object
 ) -> AsyncIterator[tuple[TrainerNode, list[Event]]]:
-    """A trainer at that hub, and what it tells."""
+    """A trainer at that hub, and its events."""
     events: list[Event] = []
     alone = {"host": "127.0.0.1", "port": 0, "probe": False}
     config = TrainerConfig(**{"store": place, "key": KEY, "hub_url": f"http://127.0.0.1:{hub.port}"} | alone | settings)
@@ -48,7 +48,7 @@ async def trainer_at(
 
 
 async def publish(node: TrainerNode, source: Arrays, versions: int) -> None:
-    """Publish so many versions, each until the hub has it."""
+    """Publish `versions` versions, and wait until the hub has each."""
     for _ in range(versions):
         assert await node.publish(source.step()) is not None
         async with asyncio.timeout(LIMIT):

@@ -1,4 +1,4 @@
-"""A checkpoint that changes, shrinks or goes while it is read is not published."""
+"""A checkpoint that changes, shrinks or vanishes while it is read is not published."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions made by finding changes where the tensors are, and from fp32 masters: the same packs as by reading all."""
+"""Versions built by finding changes where the tensors are, and from fp32 masters: the packs of a full scan."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def masters_of(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def learn(policy: Policy, masters: Mapping[str, torch.Tensor], seed: int) -> None:
-    """A step: masters move a little, and what has no masters is changed in place."""
+    """Do a step: move the masters a little, and change the other tensors in place."""
     generator = torch.Generator().manual_seed(seed)
     for master in masters.values():
         master.add_(torch.randn(master.shape, generator=generator) * 2e-6)
@@ -55,31 +55,31 @@ def learn(policy: Policy, masters: Mapping[str, torch.Tensor], seed: int) -> Non
 
 
 def others(policy: Policy) -> dict[str, torch.Tensor]:
-    """What has no masters."""
+    """The tensors without masters."""
     return {spec.name: tensor for spec, tensor in module_rows(policy).items() if tensor.dtype != torch.bfloat16}
 
 
-class BuilderAtPlace:
-    """A store and its version maker, with the manifests and chunks of what it made."""
+class StoreWithBuilder:
+    """A store and its version builder, with the manifests and chunks of the versions it built."""
 
-    def __init__(self, place: Path, published_state: Callable[[], PublishedState] | None = None) -> None:
-        self.place, self.published_state = place, published_state
+    def __init__(self, root: Path, published_state: Callable[[], PublishedState] | None = None) -> None:
+        self.root, self.published_state = root, published_state
         self.open()
 
     def open(self) -> None:
-        """As a start does."""
-        self.store = Store(self.place / "packs")
+        """Open the store and the builder, as a start does."""
+        self.store = Store(self.root / "packs")
         self.builder = LocalVersionBuilder(
-            self.store, self.place / "snapshot", KEY, RUN, 1, published_state=self.published_state
+            self.store, self.root / "snapshot", KEY, RUN, 1, published_state=self.published_state
         )
 
     def make(self, source: TensorSource) -> tuple[bytes, list[bytes]] | None:
-        """The digest and the chunks of the next version."""
+        """Returns the digest and the chunks of the next version."""
         made = self.builder.make(source)
         return None if made is None else content(made)
 
     def close(self) -> None:
-        """As an end does."""
+        """Close both, as a stop does."""
         self.builder.snapshot.close()
         self.store.close()
 
@@ -93,7 +93,7 @@ def content(made: BuiltVersion) -> tuple[bytes, list[bytes]]:
 def test_device_path_builds_the_versions_of_a_full_scan(tmp_path: Path, twin: bool) -> None:
     path = DevicePath(twin=twin, everywhere=True)
     policy = Policy()
-    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
+    plain, ours = StoreWithBuilder(tmp_path / "plain"), StoreWithBuilder(tmp_path / "ours")
     for number in range(5):
         if number != 3:
             with torch.no_grad():
@@ -113,7 +113,7 @@ def test_device_path_builds_the_versions_of_a_full_scan(tmp_path: Path, twin: bo
 
 def test_device_path_rebuilds_a_twin_that_missed_a_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = DevicePath(twin=True, everywhere=True)
-    policy, ours = Policy(), BuilderAtPlace(tmp_path)
+    policy, ours = Policy(), StoreWithBuilder(tmp_path)
     ours.make(ModuleSource(policy, path=path))
     for number in range(5):
         with torch.no_grad():
@@ -137,8 +137,8 @@ def full(*args: object) -> None:
     raise StoreError("the disk is full")
 
 
-def check(builder: BuilderAtPlace, source: TensorSource) -> None:
-    """The snapshot is the source, and its position says so."""
+def check(builder: StoreWithBuilder, source: TensorSource) -> None:
+    """Check that the snapshot holds the source's bits, at the position of the newest version."""
     position = builder.builder.position
     assert position is not None
     assert list(builder.builder.snapshot.specs) == list(source.specs)
@@ -153,7 +153,7 @@ def test_master_source_builds_the_versions_of_a_refreshed_module(tmp_path: Path,
     policy = Policy()
     masters = masters_of(policy)
     path = DevicePath(everywhere=everywhere)
-    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours")
+    plain, ours = StoreWithBuilder(tmp_path / "plain"), StoreWithBuilder(tmp_path / "ours")
     for number in range(4):
         learn(policy, masters, number)
         source = MasterSource(masters, others(policy), path=path)
@@ -185,7 +185,7 @@ def test_resident_snapshot_keeps_published_bits_in_the_parameters_and_publishing
     policy, mirror = Policy(), Policy()
     masters = masters_of(policy)
     path = DevicePath(twin=True, everywhere=everywhere)
-    plain, ours = BuilderAtPlace(tmp_path / "plain"), BuilderAtPlace(tmp_path / "ours", resident(policy))
+    plain, ours = StoreWithBuilder(tmp_path / "plain"), StoreWithBuilder(tmp_path / "ours", resident(policy))
     for number in range(4):
         learn(policy, masters, number)
         made = ours.make(MasterSource(masters, others(policy), path=path))
@@ -206,7 +206,7 @@ def test_resident_snapshot_keeps_published_bits_in_the_parameters_and_publishing
 def test_resident_snapshot_rebuilds_parameters_that_other_code_refreshed(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = BuilderAtPlace(tmp_path, resident(policy))
+    ours = StoreWithBuilder(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     for number in range(3):
         learn(policy, masters, number)
@@ -222,7 +222,7 @@ def test_resident_snapshot_rebuilds_parameters_that_other_code_refreshed(tmp_pat
 def test_resident_snapshot_is_rebuilt_from_the_store_after_a_crash(tmp_path: Path) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = BuilderAtPlace(tmp_path, resident(policy))
+    ours = StoreWithBuilder(tmp_path, resident(policy))
     for number in range(3):
         learn(policy, masters, number)
         ours.make(MasterSource(masters, others(policy)))
@@ -231,7 +231,7 @@ def test_resident_snapshot_is_rebuilt_from_the_store_after_a_crash(tmp_path: Pat
     # Another process, which has an earlier checkpoint of the training.
     policy = Policy()
     masters = masters_of(policy)
-    ours = BuilderAtPlace(tmp_path, resident(policy))
+    ours = StoreWithBuilder(tmp_path, resident(policy))
     assert ours.builder.position is not None and ours.builder.position.version == 2
     for name in masters:
         assert torch.equal(policy.state_dict()[name], published[name])
@@ -248,7 +248,7 @@ def test_resident_snapshot_keeps_the_parameters_when_a_version_fails(
 ) -> None:
     policy = Policy()
     masters = masters_of(policy)
-    ours = BuilderAtPlace(tmp_path, resident(policy))
+    ours = StoreWithBuilder(tmp_path, resident(policy))
     ours.make(MasterSource(masters, others(policy)))
     before = {name: bits.clone() for name, bits in policy.state_dict().items()}
     learn(policy, masters, 1)
@@ -283,7 +283,7 @@ def test_device_path_reads_strided_and_empty_tensors_on_the_host(tmp_path: Path)
         TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
         TensorSpec(int(Kind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
     }
-    ours = BuilderAtPlace(tmp_path)
+    ours = StoreWithBuilder(tmp_path)
     path = DevicePath(everywhere=True)
     for _ in range(3):
         for tensor in tensors.values():

@@ -1,4 +1,4 @@
-"""What a trainer makes of members that are at another run."""
+"""How a trainer sees members that are at another run."""
 
 from __future__ import annotations
 

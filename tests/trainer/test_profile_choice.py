@@ -1,4 +1,4 @@
-"""The cost model: which profile is chosen, and what makes it change."""
+"""The cost model: which profile is chosen, and when the choice changes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MBIT = 125_000
 
 
 def chooser(share: float = 0.01, profile: str = "auto", cores: int = 1) -> ProfileChooser:
-    """One that has seen a delta of this share of changed units, at the calibrated pace."""
+    """A chooser that has seen a delta of this share of changed units, coded at the calibrated speed."""
     made = ProfileChooser(profile, cores=cores)
     changed = int(share * UNITS)
     encode, apply = (costs["fast"].seconds(UNITS, changed) / cores for costs in (ENCODE, APPLY))

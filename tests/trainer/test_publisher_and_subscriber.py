@@ -1,4 +1,4 @@
-"""Publishers and subscribers of torch modules: what they take, and what they say to a program that waits."""
+"""Publishers and subscribers of torch modules: their arguments, and the errors a waiting program gets."""
 
 from __future__ import annotations
 

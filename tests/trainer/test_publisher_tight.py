@@ -24,7 +24,7 @@ def module(seed: int) -> nn.Module:
 
 
 def train(policy: nn.Module) -> None:
-    """About 2 % of the elements move by one unit in the last place, small ones far more often, as in training."""
+    """Move about 2 % of the elements by one unit in the last place, small ones far more often, as in training."""
     with torch.no_grad():
         for weight in policy.parameters():
             bits, likely = weight.view(torch.int16), torch.where(weight.abs() < 0.005, 0.15, 0.002)

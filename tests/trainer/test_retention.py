@@ -1,4 +1,4 @@
-"""What a trainer keeps, and when it writes a version out whole."""
+"""Which manifests a trainer keeps, and when it writes a version out whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, an
 
 
 def chain(last: int, size: int = 10, anchor: int = 1000) -> list[Announcement]:
-    """The anchor of version 0 and deltas up to `last`."""
+    """Returns the anchor of version 0 and deltas up to `last`."""
     return [announcement(0, size=anchor)] + [announcement(v, v - 1, size) for v in range(1, last + 1)]
 
 

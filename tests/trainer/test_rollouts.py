@@ -1,4 +1,4 @@
-"""Generation goes on while the next version is fetched and staged, and what it made counts: one step off policy."""
+"""Generation goes on while the next version is fetched and staged, and its results count: one step off policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def config(place: Path) -> TrainerConfig:
     return TrainerConfig(store=place / "trainer", key=KEY, host="127.0.0.1", hub_port=0, port=0)
 
 
-class Heard:
+class EventWaiter:
     """The actor's events."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ def publisher(tmp_path: Path, rollouts: Rollouts) -> Iterator[Publisher]:
         yield made
 
 
-def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: Heard) -> Subscriber:
+def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: EventWaiter) -> Subscriber:
     trusted = frozenset({KEY.public_key().public_bytes_raw()})
     actor = ActorConfig(hub_url=publisher.hub_url, trusted=trusted, store=place, host="127.0.0.1")
     return Subscriber(policy, actor, on_event=heard)
@@ -78,7 +78,7 @@ def subscribe(publisher: Publisher, place: Path, policy: nn.Module, heard: Heard
 def test_an_actor_generates_while_a_version_is_staged_and_its_results_count(
     publisher: Publisher, rollouts: Rollouts, tmp_path: Path
 ) -> None:
-    policy, mirror, heard = publisher._module, module(seed=1), Heard()
+    policy, mirror, heard = publisher._module, module(seed=1), EventWaiter()
     prompt = torch.randn(4, 64, dtype=torch.bfloat16)
     with subscribe(publisher, tmp_path / "actor", mirror, heard) as subscriber:
         subscriber.wait_for(0, LIMIT)
@@ -121,7 +121,7 @@ def test_max_staleness_0_admits_only_the_newest_version(tmp_path: Path) -> None:
     policy, mirror = module(), module(seed=1)
     with Publisher(policy, config(tmp_path), rollouts=rollouts) as publisher:
         publisher.publish(announced=True)
-        with subscribe(publisher, tmp_path / "actor", mirror, Heard()) as subscriber:
+        with subscribe(publisher, tmp_path / "actor", mirror, EventWaiter()) as subscriber:
             subscriber.wait_for(0, LIMIT)
             rollouts.put(0, [("a", b"")])
             grant = subscriber.lease_work(1)
@@ -138,7 +138,7 @@ def test_a_restarted_loop_gets_the_results_of_unsaved_steps_again(tmp_path: Path
         rollouts = Rollouts(journal=tmp_path / "ledger.db")
         with (
             Publisher(policy, config(tmp_path), rollouts=rollouts) as publisher,
-            subscribe(publisher, tmp_path / f"actor-{life}", module(seed=1), Heard()) as subscriber,
+            subscribe(publisher, tmp_path / f"actor-{life}", module(seed=1), EventWaiter()) as subscriber,
         ):
             publisher.publish(announced=True)
             # The second life comes after a step that was not saved, the third after one that was, but not told.

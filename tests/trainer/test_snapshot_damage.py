@@ -1,4 +1,4 @@
-"""Bits of the trainer's snapshot flip: nothing is signed that actors cannot decode, and the trainer mends itself."""
+"""Bits of the trainer's snapshot flip: no undecodable version is signed, and the trainer rebuilds the snapshot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trainer_parts import KEY, RUN, Arrays, Bench, spec
+from trainer_parts import KEY, RUN, Arrays, StoreWithBuilder, spec
 
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
@@ -29,8 +29,8 @@ MANY = (1 << 20) + 12_345
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Bench:
-    return Bench(tmp_path)
+def trainer(tmp_path: Path) -> StoreWithBuilder:
+    return StoreWithBuilder(tmp_path)
 
 
 def decoded(store: Store) -> dict[TensorSpec, Units]:
@@ -59,32 +59,34 @@ def run(pack: Pack, live: dict[TensorSpec, Units]) -> None:
     assert digest_bytes(sum(digest_units(s, u) for s, u in live.items()) % MODULUS) == manifest.digest
 
 
-def everyone_gets(bench: Bench, source: Arrays) -> None:
-    live = decoded(bench.store)
+def everyone_gets(trainer: StoreWithBuilder, source: Arrays) -> None:
+    live = decoded(trainer.store)
     for name, bits in source.bits.items():
         np.testing.assert_array_equal(live[name], bits)
 
 
-def flip(bench: Bench, name: TensorSpec, unit: int, bit: int) -> None:
+def flip(trainer: StoreWithBuilder, name: TensorSpec, unit: int, bit: int) -> None:
     """Flip a bit of the snapshot in memory."""
-    units = bench.builder.snapshot.units(name)
+    units = trainer.builder.snapshot.units(name)
     units[unit] ^= np.array(1 << bit, units.dtype)
 
 
 @pytest.mark.parametrize("profile", ["fast", "tight"])
 @pytest.mark.parametrize("changes", [True, False])
-def test_a_flipped_bit_is_found_before_the_next_version_is_signed(bench: Bench, profile: str, changes: bool) -> None:
-    """Whether or not the training changes that unit too."""
+def test_a_flipped_bit_is_found_before_the_next_version_is_signed(
+    trainer: StoreWithBuilder, profile: str, changes: bool
+) -> None:
+    """The flipped unit is found whether or not the training changes it too."""
     source = Arrays(a=MANY, b=7)
-    bench.builder.make(source)
-    flip(bench, spec("a", MANY), MANY - 1, 9)
+    trainer.builder.make(source)
+    flip(trainer, spec("a", MANY), MANY - 1, 9)
     source.step()
     source.bits[spec("a", MANY)][MANY - 1] += changes
-    made = bench.builder.make(source, profile=profile)
+    made = trainer.builder.make(source, profile=profile)
     assert made is not None and (made.position.version, made.position.digest) == (1, source.digest)
-    bench.holds(source, 1)
-    everyone_gets(bench, source)
-    assert bench.told == ["the snapshot is damaged in block 1 of a: making the published bits anew from the store"]
+    trainer.holds(source, 1)
+    everyone_gets(trainer, source)
+    assert trainer.told == ["the snapshot is damaged in block 1 of a: rebuilding the published bits from the store"]
 
 
 @settings(max_examples=25)
@@ -96,122 +98,122 @@ def test_no_flips_of_any_dtype_reach_a_version(
     tmp_path_factory: pytest.TempPathFactory, where: object, dtype: str
 ) -> None:
     assert isinstance(where, list)
-    bench = Bench(tmp_path_factory.mktemp("bench"))
+    trainer = StoreWithBuilder(tmp_path_factory.mktemp("bench"))
     try:
         odd = TensorSpec(int(Kind.TENSOR), "odd", dtype, (30_000,))
         source = Arrays(a=10)
         source.bits[odd] = source.rng.integers(0, 256, 30_000 * odd.width, np.uint8).view(odd.unit)
-        bench.builder.make(source)
+        trainer.builder.make(source)
         for unit, bit in where:
-            flip(bench, odd, unit, bit % (8 * odd.width))
-        bench.builder.make(source.step())
-        bench.holds(source, 1)
-        everyone_gets(bench, source)
+            flip(trainer, odd, unit, bit % (8 * odd.width))
+        trainer.builder.make(source.step())
+        trainer.holds(source, 1)
+        everyone_gets(trainer, source)
     finally:
-        bench.store.close()
+        trainer.store.close()
 
 
-def test_a_bit_flipped_on_disk_is_found_at_the_start(bench: Bench) -> None:
+def test_a_bit_flipped_on_disk_is_found_at_the_start(trainer: StoreWithBuilder) -> None:
     source = Arrays(a=1000)
-    bench.builder.make(source)
-    bench.builder.make(source.step())
-    bench.builder.snapshot.close()
-    bits = next((bench.place / "snapshot").glob("bits-*"))
+    trainer.builder.make(source)
+    trainer.builder.make(source.step())
+    trainer.builder.snapshot.close()
+    bits = next((trainer.root / "snapshot").glob("bits-*"))
     damaged = bytearray(bits.read_bytes())
     damaged[100] ^= 1
     bits.write_bytes(damaged)
-    bench.again()
-    bench.holds(source, 1)
+    trainer.again()
+    trainer.holds(source, 1)
 
 
 @pytest.mark.parametrize("state", [b"", b"\xc1 no state"])
-def test_a_broken_state_file_rebuilds_the_snapshot(bench: Bench, state: bytes) -> None:
+def test_a_broken_state_file_rebuilds_the_snapshot(trainer: StoreWithBuilder, state: bytes) -> None:
     source = Arrays(a=1000)
-    bench.builder.make(source)
-    bench.builder.make(source.step())
-    (bench.place / "snapshot" / "state").write_bytes(state)
-    bench.again()
-    bench.holds(source, 1)
+    trainer.builder.make(source)
+    trainer.builder.make(source.step())
+    (trainer.root / "snapshot" / "state").write_bytes(state)
+    trainer.again()
+    trainer.holds(source, 1)
 
 
-def undecodable(bench: Bench, source: Arrays, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
-    """Versions as a trainer signed them that looked at nothing but its snapshot, one bit of which had flipped."""
+def undecodable(trainer: StoreWithBuilder, source: Arrays, monkeypatch: pytest.MonkeyPatch, versions: int) -> None:
+    """Returns versions as a trainer signs them that trusts its snapshot, one bit of which has flipped."""
     with monkeypatch.context() as patch:
         patch.setattr(Snapshot, "check", lambda self, spec, scan: None)
-        flip(bench, spec("a", 1000), 500, 3)
+        flip(trainer, spec("a", 1000), 500, 3)
         for _ in range(versions):
             source.bits[spec("a", 1000)][500] += 1
-            bench.builder.make(source.step())
+            trainer.builder.make(source.step())
 
 
 def test_undecodable_versions_are_dropped_and_the_next_one_is_an_anchor(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    trainer: StoreWithBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000, b=3)
-    bench.builder.make(source)
+    trainer.builder.make(source)
     good = source.digest
-    undecodable(bench, source, monkeypatch, 6)
+    undecodable(trainer, source, monkeypatch, 6)
     with pytest.raises(AssertionError):
-        decoded(bench.store)
-    bench.again()
-    bits = next((bench.place / "snapshot").glob("bits-*"))
+        decoded(trainer.store)
+    trainer.again()
+    bits = next((trainer.root / "snapshot").glob("bits-*"))
     bits.write_bytes(bytes(bits.stat().st_size))
-    bench.again()
-    position = bench.builder.position
+    trainer.again()
+    position = trainer.builder.position
     assert position is not None and (position.version, position.digest) == (0, good)
-    assert [pack.manifest.version for pack in bench.store.packs()] == [0]
-    made = bench.builder.make(source)
+    assert [pack.manifest.version for pack in trainer.store.packs()] == [0]
+    made = trainer.builder.make(source)
     assert made is not None
     assert (made.position.version, made.pack.manifest.base, made.position.digest) == (7, None, source.digest)
-    everyone_gets(bench, source)
-    bench.builder.make(source.step())
-    everyone_gets(bench, source)
-    assert any("version 7 is written out whole" in line for line in bench.told)
+    everyone_gets(trainer, source)
+    trainer.builder.make(source.step())
+    everyone_gets(trainer, source)
+    assert any("version 7 is written out whole" in line for line in trainer.told)
 
 
-def test_a_store_without_a_path_goes_on_with_an_anchor(bench: Bench) -> None:
+def test_a_store_without_a_path_goes_on_with_an_anchor(trainer: StoreWithBuilder) -> None:
     source = Arrays(a=1000)
-    bench.builder.make(source)
-    bench.builder.make(source.step())
-    for pack in bench.store.packs():
+    trainer.builder.make(source)
+    trainer.builder.make(source.step())
+    for pack in trainer.store.packs():
         payload = pack.path / "payload"
         payload.write_bytes(bytes(payload.stat().st_size))
-    bench.builder.snapshot.close()
-    (bench.place / "snapshot" / "state").unlink()
-    bench.again()
-    assert bench.builder.position is None
-    made = bench.builder.make(source)
+    trainer.builder.snapshot.close()
+    (trainer.root / "snapshot" / "state").unlink()
+    trainer.again()
+    assert trainer.builder.position is None
+    made = trainer.builder.make(source)
     assert made is not None and (made.position.version, made.pack.manifest.base) == (2, None)
-    everyone_gets(bench, source)
+    everyone_gets(trainer, source)
 
 
 def test_an_anchor_that_does_not_decode_to_its_bits_is_not_announced(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    trainer: StoreWithBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=100_000)
-    bench.builder.make(source)
+    trainer.builder.make(source)
     original = Pack.read
 
     def rotten(self: Pack, index: int) -> bytes | None:
         data = original(self, index)
         return data[:-1] + bytes([data[-1] ^ 1]) if data is not None and self.manifest.version == 1 else data
 
-    bench.builder.make(source.step())
+    trainer.builder.make(source.step())
     with monkeypatch.context() as patch:
         patch.setattr(Pack, "read", rotten)
         with pytest.raises(Exception, match=r".") as raised:
-            bench.builder.make_anchor()
+            trainer.builder.make_anchor()
     assert raised.value is not None
-    assert [pack.manifest.base for pack in bench.store.packs()] == [None, 0]
-    bench.builder.make_anchor()
-    bench.holds(source, 1)
+    assert [pack.manifest.base for pack in trainer.store.packs()] == [None, 0]
+    trainer.builder.make_anchor()
+    trainer.holds(source, 1)
 
 
-def test_a_scan_that_misses_a_change_is_found(bench: Bench) -> None:
+def test_a_scan_that_misses_a_change_is_found(trainer: StoreWithBuilder) -> None:
     source = Arrays(a=5000)
-    bench.builder.make(source)
+    trainer.builder.make(source)
     scan = ScanSums(spec("a", 5000))
-    record = bench.builder.snapshot
+    record = trainer.builder.snapshot
     assert isinstance(record, Snapshot)
     from p2psync.delta.extract import Extraction
 
@@ -225,10 +227,10 @@ def test_a_scan_that_misses_a_change_is_found(bench: Bench) -> None:
         record.check(spec("a", 5000), scan)
 
 
-async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: Bench) -> None:
+async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(trainer: StoreWithBuilder) -> None:
     source = Arrays(a=MANY, b=7)
-    bench.builder.make(source)
-    flip(bench, spec("a", MANY), 3, 0)
+    trainer.builder.make(source)
+    flip(trainer, spec("a", MANY), 3, 0)
     rounds = 0
     mended: list[bool] = []
     events: list[Event] = []
@@ -239,30 +241,30 @@ async def test_the_scrub_finds_a_flipped_bit_while_nothing_is_published(bench: B
         if rounds == 2:
             raise asyncio.CancelledError
 
-    scrubber = SnapshotScrubber(bench.builder, asyncio.Lock(), lambda: mended.append(True), events.append)
+    scrubber = SnapshotScrubber(trainer.builder, asyncio.Lock(), lambda: mended.append(True), events.append)
     with pytest.raises(asyncio.CancelledError):
         await scrubber.run(sleep)
-    bench.holds(source, 0)
+    trainer.holds(source, 0)
     assert mended == [True] and not events
-    assert bench.told == ["the snapshot is damaged in block 0 of a: making the published bits anew from the store"]
+    assert trainer.told == ["the snapshot is damaged in block 0 of a: rebuilding the published bits from the store"]
 
 
-def test_the_scrub_agrees_with_every_version_as_it_comes(bench: Bench) -> None:
+def test_the_scrub_agrees_with_every_version_as_it_comes(trainer: StoreWithBuilder) -> None:
     source = Arrays(a=MANY, b=7)
     for version in range(3):
-        bench.builder.make(source, profile="tight")
+        trainer.builder.make(source, profile="tight")
         for _ in range(version + 1):
-            bench.builder.scrub()
+            trainer.builder.scrub()
         source.step()
-    while bench.builder.scrub():
+    while trainer.builder.scrub():
         pass
-    assert not bench.told
+    assert not trainer.told
 
 
 def test_a_snapshot_that_loses_writes_raises_an_error_about_the_disk(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    trainer: StoreWithBuilder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = Arrays(a=1000)
-    bench.builder.make(source)
-    assert LocalVersionBuilder(bench.store, bench.place / "other", KEY, RUN).position == bench.builder.position
-    assert announcement_of(bench.store.packs()[0].signed, bench.store.packs()[0].manifest).version == 0
+    trainer.builder.make(source)
+    assert LocalVersionBuilder(trainer.store, trainer.root / "other", KEY, RUN).position == trainer.builder.position
+    assert announcement_of(trainer.store.packs()[0].signed, trainer.store.packs()[0].manifest).version == 0

@@ -1,4 +1,4 @@
-"""Whether a squash is worth it, from where, and when it may go again."""
+"""When a squash is worth it, from which version, and when it is retired."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SIZE, CHANGED, TOTAL = 1_250_000, 1_000_000, 100_000_000
 
 
 def chain(last: int, anchor: int = 100_000_000) -> list[Announcement]:
-    """An anchor and deltas of 1 % up to `last`."""
+    """Returns an anchor and deltas of 1 % up to `last`."""
     return [announcement(0, size=anchor)] + [announcement(v, v - 1, SIZE) for v in range(1, last + 1)]
 
 

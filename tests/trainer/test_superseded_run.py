@@ -1,4 +1,4 @@
-"""A run that goes on from another one's versions: what the store makes of it, also after a crash at any point."""
+"""A run that goes on from another run's versions, also after a crash at any point."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from p2psync.trainer.versions.builder import LocalVersionBuilder
 NEXT = "0" * 11 + "9" + "b" * 20
 
 
-class BuilderAtPlace:
-    """A version maker of a run over a store at a place."""
+class RunInStore:
+    """A version builder of a run over a store at a path."""
 
-    def __init__(self, place: Path, run: str, epoch: int) -> None:
-        self.store = Store(place / "packs")
+    def __init__(self, root: Path, run: str, epoch: int) -> None:
+        self.store = Store(root / "packs")
         try:
-            self.builder = LocalVersionBuilder(self.store, place / "snapshot", KEY, run, epoch)
+            self.builder = LocalVersionBuilder(self.store, root / "snapshot", KEY, run, epoch)
         except BaseException:
             self.store.close()
             raise
@@ -33,10 +33,10 @@ class BuilderAtPlace:
 
 
 def make(
-    place: Path, source: Arrays, run: str = RUN, epoch: int = 1, *, versions: int = 0, anchor: bool = False
-) -> BuilderAtPlace:
-    """Open a maker, and have it make versions or an anchor."""
-    made = BuilderAtPlace(place, run, epoch)
+    root: Path, source: Arrays, run: str = RUN, epoch: int = 1, *, versions: int = 0, anchor: bool = False
+) -> RunInStore:
+    """Open a builder, and have it make versions or an anchor."""
+    made = RunInStore(root, run, epoch)
     if anchor:
         made.builder.make_anchor()
     for _ in range(versions):
@@ -64,7 +64,7 @@ def test_a_superseding_run_begins_with_an_anchor_of_the_old_runs_newest_version(
 def test_a_superseding_run_survives_a_crash_at_any_point(
     tmp_path: Path, lost: str, anchor: bool, versions: int
 ) -> None:
-    """anchor, versions: how far the new run got. lost: what is not there any more."""
+    """anchor, versions: how far the new run got. lost: which part of the store is gone."""
     source = Arrays(one=3000)
     make(tmp_path, source, versions=3).close()
     make(tmp_path, source, NEXT, 2, anchor=anchor, versions=versions).close()

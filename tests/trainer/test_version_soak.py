@@ -1,4 +1,4 @@
-"""Over many small versions nothing grows: not what is open, announced, shown, stored or remembered."""
+"""Many small versions leave no growing state: open files, announcements, views, stores and memory stay bounded."""
 
 from __future__ import annotations
 

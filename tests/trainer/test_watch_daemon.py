@@ -1,4 +1,4 @@
-"""A watching trainer on a real directory: what it publishes, what it says of it, and what it remembers."""
+"""A watching trainer on a real directory: what it publishes, tells people and remembers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Trainer:
         self.heard.set()
 
     async def until(self, holds: Callable[[Event], bool]) -> Event:
-        """The first event for which that holds."""
+        """Wait for the first event for which `holds` is true."""
         async with asyncio.timeout(LIMIT):
             while not (found := [event for event in self.events if holds(event)]):
                 self.heard.clear()
@@ -65,13 +65,13 @@ class Trainer:
         return found[0]
 
     async def published(self, name: str) -> Published:
-        """The version made of this checkpoint."""
+        """Wait for the version made of this checkpoint."""
         event = await self.until(lambda e: isinstance(e, Published) and Path(e.checkpoint).name == name)
         assert isinstance(event, Published)
         return event
 
     async def said(self, text: str) -> Event:
-        """The event that says so."""
+        """Wait for the first event whose line contains `text`."""
         return await self.until(lambda e: text in e.line())
 
     async def run(self, script: Callable[[Trainer], Awaitable[None]]) -> list[Event]:
@@ -91,7 +91,7 @@ class Trainer:
 
 
 def run(place: Path, script: Callable[[Trainer], Awaitable[None]], **rules: object) -> list[Event]:
-    """The events of a trainer that watched `place/watched` while a script ran."""
+    """Returns the events of a trainer that watched `place/watched` while a script ran."""
 
     async def main() -> list[Event]:
         return await Trainer(place, **rules).run(script)

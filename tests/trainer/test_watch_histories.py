@@ -1,4 +1,4 @@
-"""Whatever happens to a watched directory, what is live is the newest whole policy known, and never an earlier one.
+"""Under any history of a watched directory, the newest whole policy known is live, and never an earlier one.
 
 Histories are drawn at random: shards that come one by one, touches, new inodes, removals by halves, renames, copies,
 links, read errors, clock jumps, restarts with what is durable, crashes around a publish. A small reference model, over
@@ -31,7 +31,7 @@ def place(step: int) -> str:
 
 @dataclass
 class Reference:
-    """What has to be live: `live` is (step, policy); `retired` are policies that may never come back."""
+    """A model of what must be live: `live` is (step, policy); `retired` are policies that may never come back."""
 
     live: tuple[int, str] | None = None
     live_time: int = 0
@@ -41,13 +41,13 @@ class Reference:
     looked_at: dict[int, tuple[list[ListingEntry], float]] = field(default_factory=dict)
 
     def look(self, disk: Disk, now: float) -> None:
-        """One look at the directory."""
+        """Take in one scan of the directory."""
         whole = {step for step in STEPS if self.is_quiet(disk, step, now) and is_whole(disk, step)}
         present = {step for step in STEPS if disk.below(place(step))}
         self.choose(disk, whole, present)
 
     def choose(self, disk: Disk, whole: set[int], present: set[int]) -> None:
-        """What is live after a look that found these steps."""
+        """Returns what is live after a scan that found these steps."""
         policies = {step: policy(disk, step) for step in whole}
         if whole and self.follows(disk, max(whole), policies, present):
             top = max(whole)
@@ -116,7 +116,7 @@ class History:
         self.coming: dict[int, list[str]] = {}
 
     def apply(self, event: str, step: int, part: int) -> None:
-        """One event."""
+        """Apply one event."""
         self.disk.now += 1
         here = self.disk.below(place(step))
         match event:
@@ -160,7 +160,7 @@ class History:
                 self.disk.now += 100
 
     def write_part(self, step: int, name: str, bits: str) -> None:
-        """One file of a checkpoint."""
+        """Write one file of a checkpoint."""
         path = f"{place(step)}/{name}"
         if name == INDEX:
             self.disk.index(path, *NAMES)

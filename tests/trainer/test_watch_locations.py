@@ -1,4 +1,4 @@
-"""Where the checkpoints are in the directories that frameworks write."""
+"""The locations of checkpoints in the directories that frameworks write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2psync.trainer.watch.locations import CheckpointRules, find_locations
 
 
 def files(disk: Disk, **rules: object) -> dict[str, list[str]]:
-    """The files of each checkpoint that is published, by its path, oldest first."""
+    """Returns the files of each published checkpoint, by its path, oldest first."""
     watched, found = Watched(disk, backlog=True, **rules), {}
     while (candidate := watched.offered()) is not None:
         prefix = f"{candidate.path}/" if candidate.path and not candidate.lone else ""
@@ -111,7 +111,7 @@ def test_a_stray_file_beside_checkpoints_is_no_checkpoint(disk: Disk) -> None:
 
 
 def test_checkpoints_of_an_empty_name_wait_beside_a_model(disk: Disk) -> None:
-    """A step that has no weights yet is no part of the model that lies above it."""
+    """A step without weights yet is no part of the model above it."""
     write(disk, "", *HF)
     write(disk, "checkpoint-5", "config.json")
     assert files(disk) == {"": HF}

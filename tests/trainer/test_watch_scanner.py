@@ -1,4 +1,4 @@
-"""What a look at a real directory sees: headers, links, loops, names that are no text, prints of weights."""
+"""Scans of real directories: headers, links, loops, undecodable names, fingerprints of weights."""
 
 from __future__ import annotations
 

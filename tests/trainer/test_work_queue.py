@@ -1,4 +1,4 @@
-"""Work leased ahead of need, results handed in behind the generator's back, and weights that are there already."""
+"""An actor's work queue: work leased ahead of need, results handed in in the background, weights already there."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Arrays:
             self.add(name, count)
 
     def add(self, name: str, count: int) -> None:
-        """One more tensor of bf16."""
+        """Add a tensor of bf16."""
         self.bits[spec(name, count)] = self.rng.integers(0, 1 << 16, count, np.uint16)
 
     def step(self) -> Arrays:
@@ -49,36 +49,36 @@ class Arrays:
 
     @property
     def digest(self) -> bytes:
-        """Of all bits."""
+        """The digest of all bits."""
         return digest_bytes(sum(digest_units(name, bits) for name, bits in self.bits.items()) % MODULUS)
 
 
 def spec(name: str, count: int) -> TensorSpec:
-    """A flat bf16 tensor."""
+    """Returns the spec of a flat bf16 tensor."""
     return TensorSpec(int(Kind.TENSOR), name, "BF16", (count,))
 
 
-class Bench:
-    """A store and its version maker, which can be closed and opened again as after a crash."""
+class StoreWithBuilder:
+    """A store and its version builder, which can be closed and opened again as after a crash."""
 
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        #: Troubles that were told.
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        #: Lines about damage that the builder told.
         self.told: list[str] = []
         self.open()
 
     def open(self) -> None:
         """Open store and snapshot."""
-        self.store = Store(self.place / "packs")
+        self.store = Store(self.root / "packs")
         try:
-            place = self.place / "snapshot"
-            self.builder = LocalVersionBuilder(self.store, place, KEY, RUN, 1, on_trouble=self.told.append)
+            root = self.root / "snapshot"
+            self.builder = LocalVersionBuilder(self.store, root, KEY, RUN, 1, on_trouble=self.told.append)
         except BaseException:
             self.store.close()
             raise
 
     def again(self) -> None:
-        """What a restart does."""
+        """Close and open them, as a restart does."""
         self.builder.snapshot.close()
         self.store.close()
         self.open()
@@ -96,7 +96,7 @@ class Bench:
 def announcement(
     version: int, base: int | None = None, size: int = 10, *, epoch: int = 1, fork: str = "", base_fork: str = ""
 ) -> Announcement:
-    """A manifest in short. fork: tells versions of one number apart."""
+    """Returns an announcement. fork: tells versions of one number apart."""
     return Announcement(
         id=f"{version}/{base}/{epoch}/{fork}".encode().hex().ljust(64, "0"),
         version=version,
@@ -110,5 +110,5 @@ def announcement(
 
 
 def member(version: int | None) -> Member:
-    """An actor at a version."""
+    """Returns an actor at a version."""
     return Member(info=NodeInfo(node="a", role="actor"), version=version, digest=str(version))

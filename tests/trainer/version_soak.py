@@ -102,7 +102,7 @@ class Soak:
             self.troubles.append(str(event))
 
     async def publish(self) -> int:
-        """One more version, until the hub knows that the actor runs it; returns its number."""
+        """Publish a version, and wait until the hub knows that the actor runs it; returns its number."""
         at = self._rng.integers(0, ELEMENTS, CHANGED)
         self._bits.view(torch.int16)[torch.from_numpy(at)] += 1
         made = await self.trainer.publish(self._source)
@@ -112,7 +112,7 @@ class Soak:
         return made.version
 
     async def settled(self) -> None:
-        """Wait until the anchor that is due is made, and all know all that was retired."""
+        """Wait until a due anchor is made, and all nodes know which manifests were retired."""
         await self.trainer.anchored()
         hub = self.trainer.hub
         assert hub is not None
@@ -125,7 +125,7 @@ class Soak:
             await asyncio.sleep(0.01)
 
     def reading(self) -> Reading:
-        """What there is now."""
+        """Returns the figures now."""
         hub = self.trainer.hub
         assert hub is not None
         files = [path for root in ("trainer", "actor") for path in (self.place / root).rglob("*") if path.is_file()]
@@ -158,7 +158,7 @@ def _resident() -> int:
 
 
 async def run(versions: int, every: int, place: Path) -> None:
-    """Publish so many, and print a line for every so many of them."""
+    """Publish `versions` versions, and print a line for every `every` of them."""
     print(f"{'version':>8} {'CPU ms':>7} {'ms':>7} {'fds':>5} {'RSS MB':>7} {'packs':>11} {'announced':>9} ", end="")
     print(f"{'view kB':>8} {'files':>6} {'store MB':>8}", flush=True)
     async with Soak(place) as soak:
@@ -185,7 +185,7 @@ async def run(versions: int, every: int, place: Path) -> None:
 
 
 def main() -> None:
-    """The long form."""
+    """Run the long form of the test."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--versions", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=1_000, help="versions for each line")

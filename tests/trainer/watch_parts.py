@@ -107,22 +107,22 @@ class Disk:
                 self.bits[new] = self.bits[name]
 
     def below(self, path: str) -> list[str]:
-        """A path and all below it."""
+        """Returns a path and all below it."""
         return [name for name in self.entries if not path or name == path or name.startswith(path + "/")]
 
     def listing(self) -> Listing:
-        """What a look sees now."""
+        """Returns what a scan sees now."""
         return Listing.of(self.entries.values(), int(self.now * SECOND))
 
     def fingerprint_of(self, candidate: Candidate) -> str:
-        """The bits of its weights."""
+        """Returns the bits of a checkpoint's weights."""
         weights = [path for path in candidate.files if path.endswith(".safetensors")]
         prefix = f"{candidate.path}/" if candidate.path and not candidate.lone else ""
         return "+".join(f"{path.removeprefix(prefix)}={self.bits[path]}" for path in sorted(weights))
 
 
 class Watched:
-    """A watcher of such a disk that publishes what it is offered. `live` is the path that is live, `history` all."""
+    """A watcher of such a disk that publishes what it is offered. history: (path, bits) of all versions."""
 
     def __init__(self, disk: Disk, *, settle: float = 0.0, backlog: bool = False, **rules: object) -> None:
         self.disk = disk
@@ -143,7 +143,7 @@ class Watched:
         return [path for path, _ in self.history]
 
     def offered(self, now: float | None = None) -> Candidate | None:
-        """Look once, at `now` by the watcher's clock; what is to be published."""
+        """Scan once, at `now` by the watcher's clock; returns the checkpoint to publish."""
         self.watcher.observe(self.disk.listing(), self.disk.now if now is None else now)
         for candidate in self.watcher.without_fingerprint():
             self.watcher.learn(candidate, self.disk.fingerprint_of(candidate))
@@ -152,7 +152,7 @@ class Watched:
         return candidate
 
     def look(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, look until nothing is offered, and return the paths published meanwhile."""
+        """Let time pass, scan until no checkpoint is offered, and return the paths published meanwhile."""
         self.disk.now += seconds
         before = len(self.history)
         while (candidate := self.offered()) is not None:
@@ -178,6 +178,6 @@ class Watched:
             self.watcher.published(candidate, len(self.history) - 1)
 
     def restart(self, memory: WatchMemory | None = None) -> None:
-        """Another watcher, with the memory of this one."""
+        """Replace the watcher by one with its memory."""
         self.watcher = CheckpointWatcher(self.rules, self.settle, self.backlog, memory or self.watcher.memory)
         self.watcher.resume(len(self.history) - 1 if self.history else None)

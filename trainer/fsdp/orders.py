@@ -101,11 +101,11 @@ def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run
     """
     sealed = [pack for pack in store.packs() if pack.manifest.run == run and pack.sealed]
     mine = _RankState(snapshot.position, snapshot.newest, [pack.signed.id for pack in sealed])
-    told = [msgspec.msgpack.decode(data, type=_RankState) for data in ranks.gather(msgspec.msgpack.encode(mine))]
-    first = told[0].position
-    same = first is not None and first.run == run and all(one.position == first for one in told)
+    states = [msgspec.msgpack.decode(data, type=_RankState) for data in ranks.gather(msgspec.msgpack.encode(mine))]
+    first = states[0].position
+    same = first is not None and first.run == run and all(one.position == first for one in states)
     position = first if same else None
-    everywhere = set(mine.packs).intersection(*(one.packs for one in told))
+    everywhere = set(mine.packs).intersection(*(one.packs for one in states))
     keep = {
         pack.signed.id
         for pack in sealed
@@ -118,7 +118,7 @@ def agree_on_version(ranks: RankGroup, store: Store, snapshot: RankSnapshot, run
         remove_all_but(store, keep)
 
     run_collectively(ranks, clear)
-    return position, max(one.newest for one in told)
+    return position, max(one.newest for one in states)
 
 
 def remove_all_but(store: Store, keep: set[bytes]) -> list[bytes]:

@@ -29,8 +29,6 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import torch
-from torch import nn
-
 from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
@@ -53,19 +51,22 @@ from p2psync.trainer.fsdp.version_builder import ShardedVersionBuilder
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.version_events import published_event
 from p2psync.trainer.versions.builder import BuiltVersion, position_of
-from p2psync.trainer.versions.tensors import blobs_beside
+from p2psync.trainer.versions.tensors import file_blobs
+from torch import nn
 
 T = TypeVar("T")
 logger = logging.getLogger("p2psync.publisher")
-#: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this is for one that hangs.
+#: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this bounds one that hangs.
 TIMEOUT = 7 * 86400.0
-#: How long the other ranks wait, when they are done, for rank 0 to be done too (seconds).
+#: How long the other ranks wait at the end for rank 0 to order them to stop (seconds).
 END_LIMIT = 60.0
 
 
 class FsdpPublisher:
-    """One rank of a publisher; a context manager. To be made, entered, used and left by every rank of the default
-    process group, as any collective."""
+    """One rank of a sharded publisher; a context manager.
+
+    Every rank of the default process group makes, enters, uses and leaves it, as any collective.
+    """
 
     def __init__(
         self,
@@ -100,11 +101,11 @@ class FsdpPublisher:
         self.layout = self._agree_on_layout(as_directory(files, "files") if files is not None else None)
 
     def _agree_on_layout(self, files: Path | None) -> RankLayout:
-        """All ranks have the same table, and hold every unit of it once. Raises `UsageError`."""
+        """Returns the layout of all ranks. Raises `UsageError` unless they have one table, and every unit once."""
         bare = run_collectively(self.ranks, lambda: Shards(self._module, self._group, self._dtype, {}, self._names))
-        blobs = run_collectively(self.ranks, lambda: blobs_beside(bare.tensors, files) if self.ranks.rank == 0 else {})
-        told = self.ranks.broadcast(msgspec.msgpack.encode(list(blobs)))
-        specs = msgspec.msgpack.decode(told, type=list[TensorSpec])
+        blobs = run_collectively(self.ranks, lambda: file_blobs(bare.tensors, files) if self.ranks.rank == 0 else {})
+        data = self.ranks.broadcast(msgspec.msgpack.encode(list(blobs)))
+        specs = msgspec.msgpack.decode(data, type=list[TensorSpec])
         self._blobs = blobs or {spec: np.empty(0, spec.unit) for spec in specs}
         shards = self._shards()
         mine = msgspec.msgpack.encode((list(shards.specs), list(shards.held)))
@@ -147,7 +148,7 @@ class FsdpPublisher:
         self.close(trouble)
 
     def close(self, trouble: str = "") -> None:
-        """End publishing here. trouble: why, if it is before all ranks do."""
+        """End publishing at this rank. trouble: why, if it ends before the other ranks do."""
         if self._group.rank == 0:
             self._stop_leading(trouble)
         elif self._follower is not None:
@@ -168,8 +169,8 @@ class FsdpPublisher:
         self._loop.call(self._node.start())
         assert self._builder is not None
         key = self._config.key.public_key().public_bytes_raw()
-        beside = self._builder.serve(_reachable_hub_url(self._node.local_hub_url), key)
-        self._loop.call(_call_on_loop(lambda: self._trainer.announcer.set_co_publishers(beside)))
+        co_publishers = self._builder.serve(_reachable_hub_url(self._node.local_hub_url), key)
+        self._loop.call(_call_on_loop(lambda: self._trainer.announcer.set_co_publishers(co_publishers)))
 
     def _start_following(self) -> None:
         self._seed = SeedNode(self._config, self._emit)
@@ -195,7 +196,7 @@ class FsdpPublisher:
     def _stop_following(self, trouble: str) -> None:
         assert self._follower is not None and self._seed is not None
         if trouble:
-            self.ranks.close()  # rank 0 waits for this one in vain, and is told so
+            self.ranks.close()  # rank 0, which waits for this one, gets a `RanksError`
         self._follower.join(0 if trouble else END_LIMIT)
         self._seed.close()
         self._follower.close()
@@ -216,11 +217,11 @@ class FsdpPublisher:
         return self._follower.rank_builder.snapshot.position if self._follower is not None else None
 
     def publish(self, *, announced: bool = False) -> Published | None:
-        """Publish the module as it is now; None if no bit differs from the last version, and at ranks of other
-        replicas. A collective: returns once the version is durable at all ranks.
+        """Publish the module as it is now. A collective: it returns once the version is durable at all ranks.
 
-        announced: wait until the hub knows of it too; at rank 0. Raises as `TrainerNode.publish`, and `RanksError` for
-        what went wrong at another rank; then nothing was published anywhere.
+        Returns None if no bit differs from the last version, and at ranks of other replicas. announced: at rank 0, also
+        wait until the hub has its announcement. Raises as `TrainerNode.publish`, and `RanksError` for a failure at
+        another rank; then no rank has the version.
         """
         if self._group.rank is None:
             return None
@@ -250,9 +251,10 @@ class FsdpPublisher:
         return event
 
     def wait_for_actors(self, actors: int, timeout: float) -> None:
-        """Wait until at least so many actors, and all that the hub knows, run the newest version; at rank 0.
+        """Wait until at least `actors` actors, and all others that the hub knows, run the newest version; at rank 0.
 
-        Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing."""
+        Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing.
+        """
         assert self._loop is not None
         try:
             self._loop.call(self._trainer.until_running(actors), timeout)
@@ -271,13 +273,13 @@ class FsdpPublisher:
 
 
 def _rank_config(config: TrainerConfig, rank: int) -> TrainerConfig:
-    """The settings of one rank: a store and a port of its own. Squashing needs all chunks at one place."""
+    """Returns the settings of one rank: a store and a port of its own; no squashing, which needs all chunks."""
     port = config.port + rank if config.port else 0
     return replace(config, store=config.store / f"rank-{rank}", port=port, squash=False)
 
 
 def _reachable_hub_url(hub_url: str) -> str:
-    """The URL of a hub beside rank 0, for the other ranks: at the address at which they found rank 0."""
+    """Returns the URL at which other ranks reach a hub on rank 0's machine: at the address where they found rank 0."""
     url = urlsplit(hub_url)
     host = os.environ.get("MASTER_ADDR", "")
     if not is_loopback(url.hostname or "") or not host or is_loopback(host):

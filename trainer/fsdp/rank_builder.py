@@ -206,8 +206,8 @@ class RankBuilder:
         """Have holders send each rank the bits of the unit ranges that it wants, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
-        places = [(to, *place) for to, theirs in enumerate(wanted) for place in theirs]
-        for few in _batches(places, self._specs, ROUND_BYTES * self.ranks.size):
+        wanted_ranges = [(to, *unit_range) for to, theirs in enumerate(wanted) for unit_range in theirs]
+        for few in _batches(wanted_ranges, self._specs, ROUND_BYTES * self.ranks.size):
             data: list[list[Units]] = [[] for _ in wanted]
             for to, row, start, stop in few:
                 data[to] += [self._units(row)[a:b] for a, b in mine.within(row, start, stop)]
@@ -340,17 +340,17 @@ def _owned_segments(owners: Sequence[int], rank: int) -> frozenset[int]:
 
 def _chunk_mask(reports: Sequence[_PartReport], rank: int) -> bytes:
     """Returns which of a manifest's chunks a rank encoded: a byte of 0 or 1 for each chunk, as a pack keeps it."""
-    makers = sorted((segment, maker) for maker, one in enumerate(reports) for segment in one.part.segments)
-    return bytes(maker == rank for _, maker in makers)
+    owners_by_segment = sorted((segment, owner) for owner, one in enumerate(reports) for segment in one.part.segments)
+    return bytes(owner == rank for _, owner in owners_by_segment)
 
 
 def _batches(
-    places: Iterable[tuple[int, int, int, int]], specs: Sequence[TensorSpec], size: int
+    wanted_ranges: Iterable[tuple[int, int, int, int]], specs: Sequence[TensorSpec], size: int
 ) -> Iterator[list[tuple[int, int, int, int]]]:
     """Yields lists of (rank, row, start, stop), cut so that each list covers at most `size` bytes."""
     batch: list[tuple[int, int, int, int]] = []
     left = size
-    for to, row, start, stop in places:
+    for to, row, start, stop in wanted_ranges:
         width = specs[row].width
         while start < stop:
             end = min(stop, start + left // width)

@@ -47,10 +47,10 @@ def run_collectively(ranks: RankGroup, work: Callable[[], T]) -> T:
     failed: Exception | None = None
     try:
         done = work()
-    except Exception as error:  # whatever it is, the others must hear of it, or they wait for ever
+    except Exception as error:  # any failure must reach the others, or they wait for ever
         failed = error
-    told = b"" if failed is None else (_line(failed) or "it failed").encode()
-    answers = ranks.gather(told)
+    failure = b"" if failed is None else (_line(failed) or "it failed").encode()
+    answers = ranks.gather(failure)
     if failed is not None:
         raise failed
     for rank, answer in enumerate(answers):

@@ -56,9 +56,9 @@ class ShardScanner:
         """Returns the changes in the shards, within these segments."""
         found = RankChanges(chunks=[[] for _ in range(self._layout.ranks)])
         encoders: dict[int, ChunkEncoder] = {}
-        places = list(self._places(segments))
+        parts = list(self._held_parts(segments))
         for (owner, *_), (block, change) in zip(
-            places, in_parallel(lambda place: self._scan(*place[1:], new), places), strict=True
+            parts, in_parallel(lambda part: self._scan(*part[1:], new), parts), strict=True
         ):
             found.digest_change += change
             if block is None:
@@ -76,7 +76,7 @@ class ShardScanner:
     def _encoder(self) -> ChunkEncoder:
         return ChunkEncoder(self._rows, block_units=self._layout.delta.block_units, chunk_bytes=_CHUNK)
 
-    def _places(self, segments: range) -> Iterator[tuple[int, int, int, int, int]]:
+    def _held_parts(self, segments: range) -> Iterator[tuple[int, int, int, int, int]]:
         """Yields (owner, row, first unit of the block, start, stop) of each part of a block that is held here."""
         grid, held = self._layout.delta, self._layout.held[self._rank]
         for segment in segments:

@@ -92,7 +92,7 @@ class Shards:
     @property
     def held(self) -> UnitRanges:
         """The units that this rank holds."""
-        return UnitRanges.of(self._places())
+        return UnitRanges.of(self._held_ranges())
 
     def units(self, spec: TensorSpec) -> Units:
         """Returns the units of a tensor that are held here, flat."""
@@ -110,7 +110,7 @@ class Shards:
         part = self._local[spec].view(-1)[start - first : stop - first]
         return round_to_units(part) if spec in self._rounded else host_units(part)
 
-    def _places(self) -> Iterator[tuple[int, int, int]]:
+    def _held_ranges(self) -> Iterator[tuple[int, int, int]]:
         for row, spec in enumerate(self.specs):
             if spec in self._local:
                 first = self._first[spec]

@@ -21,10 +21,10 @@ class UnitRanges:
                 self._spans[row] = merged
 
     @classmethod
-    def of(cls, places: Iterable[tuple[int, int, int]]) -> UnitRanges:
+    def of(cls, ranges: Iterable[tuple[int, int, int]]) -> UnitRanges:
         """Returns the set of these (row, start, stop), given in any order."""
         spans: dict[int, list[UnitSpan]] = {}
-        for row, start, stop in places:
+        for row, start, stop in ranges:
             spans.setdefault(row, []).append((start, stop))
         return cls(spans)
 

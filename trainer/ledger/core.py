@@ -248,9 +248,9 @@ class Ledger:
                 raise UsageError("this work lease id is in use; draw another")
             return list(known.items.values())
         self.throughput.asked(node, version, now)
-        if not self._room(self._oldest()):
+        if not self._fits(self._oldest()):
             return []
-        upto = None if self._room(None) else self._oldest()
+        upto = None if self._fits(None) else self._oldest()
         most = min(max_items, MAX_GRANT_ITEMS, self.config.max_per_node - self._claims.count[node])
         pooled, hedged = self._grant_chooser.choose(node, most, MAX_GRANT_BYTES, now, upto)
         for number, _ in pooled:
@@ -327,13 +327,13 @@ class Ledger:
         objection = self._admission.objection(version, digest)
         if objection is not None:
             return objection
-        return "accepted" if self._room(claim.items[self._items.numbers[item]].version, size) else "full"
+        return "accepted" if self._fits(claim.items[self._items.numbers[item]].version, size) else "full"
 
     def _oldest(self) -> int | None:
         """Returns the oldest version that has unfinished work; None if there is none."""
         return min([version for version, _ in self._pool.versions()] + self._claims.versions(), default=None)
 
-    def _room(self, version: int | None, size: int = 1) -> bool:
+    def _fits(self, version: int | None, size: int = 1) -> bool:
         """Whether a result of `size` bytes, of an item put in for `version`, fits among those that wait.
 
         Half of the bytes are kept for the oldest step: else early results of later steps could fill them all while the

@@ -38,12 +38,12 @@ class DaemonLedger:
         The node calls it before it announces the version.
         """
 
-        def hear(event: Event) -> None:
+        def on_event(event: Event) -> None:
             if isinstance(event, Published) and self._service is not None:
                 self._service.admit(event.version, event.digest)
             show(event)
 
-        return hear
+        return on_event
 
     def started(self, position: Position | None) -> None:
         """Admit the version that the node has started with; None: it has none."""

@@ -57,7 +57,7 @@ class GrantChooser:
         self._completion = None
 
     def choose(
-        self, node: str, most: int, room: int, now: float, upto: int | None
+        self, node: str, most: int, max_bytes: int, now: float, upto: int | None
     ) -> tuple[list[Numbered], list[Numbered]]:
         """Returns items for `node`: some of the pool, and, where it gets none of these, at most one that another holds.
 
@@ -71,7 +71,7 @@ class GrantChooser:
         ):
             return [], []
         if not self._config.allot:
-            return self._oldest_pooled(most, room, upto), []
+            return self._oldest_pooled(most, max_bytes, upto), []
         completion = self._estimate(now)
         if not self._throughput.is_measured(node):
             most = min(most, self._unmeasured_limit(completion.nodes) - self._claims.count[node])
@@ -81,16 +81,16 @@ class GrantChooser:
             if version > completion.oldest and not chosen and (hedged := self._hedge(node, completion, now)):
                 return [], hedged
             wanted = mine.capacity(completion.ends.get(version, math.inf) - now) - len(chosen)
-            chosen += self._pooled(version, min(count, most - len(chosen), wanted), room - _size(chosen))
+            chosen += self._pooled(version, min(count, most - len(chosen), wanted), max_bytes - _size(chosen))
         return chosen, [] if chosen else self._hedge(node, completion, now)
 
     def _versions(self, upto: int | None) -> list[tuple[int, int]]:
         return [(version, count) for version, count in self._pool.versions() if upto is None or version <= upto]
 
-    def _oldest_pooled(self, most: int, room: int, upto: int | None) -> list[Numbered]:
+    def _oldest_pooled(self, most: int, max_bytes: int, upto: int | None) -> list[Numbered]:
         chosen: list[Numbered] = []
         for version, count in self._versions(upto):
-            chosen += self._pooled(version, min(count, most - len(chosen)), room - _size(chosen))
+            chosen += self._pooled(version, min(count, most - len(chosen)), max_bytes - _size(chosen))
         return chosen
 
     def _unmeasured_limit(self, nodes: int) -> int:
@@ -98,11 +98,11 @@ class GrantChooser:
         total = len(self._pool) + len(self._claims)
         return max(self._config.first_items, math.ceil(total / (2 * max(2, nodes))))
 
-    def _pooled(self, version: int, count: int, room: int) -> list[Numbered]:
+    def _pooled(self, version: int, count: int, max_bytes: int) -> list[Numbered]:
         chosen: list[Numbered] = []
         for number, item in self._pool.in_order(version, count):
-            room -= len(item.payload)
-            if room < 0:
+            max_bytes -= len(item.payload)
+            if max_bytes < 0:
                 break
             chosen.append((number, item))
         return chosen

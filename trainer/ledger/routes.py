@@ -112,10 +112,10 @@ def work_token(path: Path) -> str:
 
 
 def _fitting(results: list[LedgerResult]) -> list[LedgerResult]:
-    room = MAX_TAKE_BYTES
+    bytes_left = MAX_TAKE_BYTES
     for index, done in enumerate(results):
-        room -= len(done.result) + len(done.item.payload) + 1024
-        if room < 0:
+        bytes_left -= len(done.result) + len(done.item.payload) + 1024
+        if bytes_left < 0:
             return results[:index]
     return results
 

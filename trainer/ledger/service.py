@@ -86,7 +86,7 @@ class LedgerService:
         except TimeoutError:
             pass  # there was no result
         if taken:
-            self.tick()  # there may be room for work again
+            self.tick()  # more work may be leased again
             try:
                 await self._journal_writer.settled()
             except BaseException:

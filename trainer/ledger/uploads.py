@@ -71,20 +71,20 @@ class ResultUploads:
         if size > MAX_RESULT_BYTES:
             raise TooLargeError(f"a result of {size} bytes; at most {MAX_RESULT_BYTES} are taken")
         verdict = self._ledger.judge(head.work, head.item, size, head.version, head.digest, self._now())
-        room = max(size, _MIN_COUNTED_BYTES)
-        if verdict == "accepted" and self.size + room > self._limit:
+        counted = max(size, _MIN_COUNTED_BYTES)
+        if verdict == "accepted" and self.size + counted > self._limit:
             return _busy("full")
         if verdict != "accepted":
             self._ledger.refuse(head.work, head.item, verdict)
             return await self._answer(verdict, self._ledger.void(head.work))
-        self.size += room
+        self.size += counted
         try:
             body = await self._read(request, size)
             result = _unpacked(body) if head.packed else body
             void = self._ledger.void(head.work)  # before the lease may end with this result
             return await self._answer(self._complete(head, result), void)
         finally:
-            self.size -= room
+            self.size -= counted
 
     def _complete(self, head: ResultHead, result: bytes) -> Verdict:
         return self._ledger.complete(head.work, head.item, result, head.version, head.digest, self._now(), head.tokens)

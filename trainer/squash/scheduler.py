@@ -86,7 +86,7 @@ class SquashScheduler:
         lineage = self._lineage()
         manifests = {pack.signed.id.hex(): pack.manifest for pack in self._store.packs()}
         if any(a.id not in manifests for a in lineage):
-            return  # one is being removed just now; the view will tell
+            return  # a pack is being removed; the next view comes after that
         profile = _profile(lineage)
         plan = self._planner.plan(lineage, actors, manifests.__getitem__, lambda other: BITS[profile] / BITS[other])
         if plan is not None and plan.chain != self._tried:

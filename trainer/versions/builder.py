@@ -222,10 +222,10 @@ class LocalVersionBuilder:
                 return make()
             except DigestMismatchError as again:
                 self._must_recover = True
-                raise StoreError(f"{again}, and again after it was made anew: is its disk, or memory, sound?") from None
+                raise StoreError(f"{again}, and again after it was rebuilt: is its disk, or memory, sound?") from None
 
     def _distrust_snapshot(self, message: str) -> None:
-        self._tell(f"{message}: making the published bits anew from the store")
+        self._tell(f"{message}: rebuilding the published bits from the store")
         self.snapshot.distrust()
         self._must_recover = True
         self.rebuilds += 1
@@ -364,7 +364,9 @@ class LocalVersionBuilder:
             if record_writer is not None:
                 record_writer.abandon()
         if not self.snapshot.is_intact():
-            raise StoreError(f"{self._root} was damaged while a version was made: not published; it is made anew")
+            raise StoreError(
+                f"{self._root} was damaged while a version was made: not published; it is rebuilt from the store"
+            )
         return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:

@@ -36,7 +36,7 @@ class TensorSource:
         """
         self._tensors = dict(tensors)
         self._path = path
-        self._blobs = blobs_beside(self._tensors, files)
+        self._blobs = file_blobs(self._tensors, files)
         self._specs = sorted([*self._tensors, *self._blobs])
 
     @property
@@ -96,7 +96,7 @@ class MasterSource(TensorSource):
         super().__init__(tensors, files, path or DevicePath())
 
 
-def blobs_beside(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSpec, Units]:
+def file_blobs(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSpec, Units]:
     """Returns the header of a safetensors file of these tensors, and the files in `files` that are not weights.
 
     Each is a flat uint8 array. Raises `FormatError`.

@@ -111,28 +111,28 @@ class DirectoryScanner:
         with os.scandir(folder) as listed:
             items = list(listed)
         for item in items:
-            path, place = prefix + item.name, item.path
-            if place in self._skip or (self.rules.ignore and self.rules.ignores(path)):
+            path, full_path = prefix + item.name, item.path
+            if full_path in self._skip or (self.rules.ignore and self.rules.ignores(path)):
                 continue
             entry = self._entry(path, item)
             if entry is None:
                 continue
             if entry.kind is EntryKind.DIRECTORY and not entry.error and self._enters(entry):
-                real = os.path.realpath(place)
+                real = os.path.realpath(full_path)
                 if real in above:
                     entry = replace(entry, kind=EntryKind.OTHER, error="a link to a directory that it lies in")
                 elif len(above) > MAX_DEPTH:
                     entry = replace(entry, error=f"it lies more than {MAX_DEPTH} directories deep")
                 else:
-                    entry = self._entered(entry, place, found, (*above, real))
+                    entry = self._entered(entry, full_path, found, (*above, real))
             found.append(entry)
 
     def _entered(
-        self, entry: ListingEntry, place: str, found: list[ListingEntry], above: tuple[str, ...]
+        self, entry: ListingEntry, full_path: str, found: list[ListingEntry], above: tuple[str, ...]
     ) -> ListingEntry:
         inner: list[ListingEntry] = []
         try:
-            self._walk(entry.path + "/", place, inner, above)
+            self._walk(entry.path + "/", full_path, inner, above)
         except FileNotFoundError:
             return replace(entry, error="it vanished while it was listed")
         except OSError as error:
@@ -182,12 +182,12 @@ class DirectoryScanner:
             self._known[path] = (own, entry)
         return entry
 
-    def _target(self, place: str) -> str:
-        real = os.path.realpath(place, strict=True)
+    def _target(self, full_path: str) -> str:
+        real = os.path.realpath(full_path, strict=True)
         root = str(self.root)
         return real if not real.startswith(root + "/") else real[len(root) + 1 :]
 
-    def _with_content(self, entry: ListingEntry, place: str) -> ListingEntry:
+    def _with_content(self, entry: ListingEntry, full_path: str) -> ListingEntry:
         """Returns the entry with its header or index, if it has one that may be read."""
         name = entry.name
         if entry.kind is not EntryKind.FILE or names.is_hidden(name) or not (is_weights(name) or names.is_index(name)):
@@ -195,7 +195,7 @@ class DirectoryScanner:
         if entry.target is not None and leads_outside(entry.target) and not self.rules.follow_links:
             return entry
         try:
-            return (_with_tensors if is_weights(name) else _with_shards)(entry, Path(place))
+            return (_with_tensors if is_weights(name) else _with_shards)(entry, Path(full_path))
         except FormatError as error:
             return replace(entry, fault=str(error).removeprefix(f"{name}: "))
         except FileNotFoundError:
@@ -204,10 +204,10 @@ class DirectoryScanner:
             return replace(entry, error=f"{error.strerror or error}: trying again")
 
 
-def _tensor_offsets(place: Path, name: str, most: int) -> list[int]:
+def _tensor_offsets(full_path: Path, name: str, most: int) -> list[int]:
     """Returns the offsets of a file's tensors: all of them, or about `most`, evenly chosen. Raises OSError."""
     try:
-        entries, _ = parse_header(read_header(place, name), name)
+        entries, _ = parse_header(read_header(full_path, name), name)
     except FormatError:
         return []  # it changed after it was inspected, and its stamps did too
     return [entry.offset for entry in entries][:: 1 + len(entries) // max(1, most)]
@@ -219,18 +219,18 @@ def _unchanged(before: os.stat_result, now: os.stat_result) -> bool:
     return same and (before.st_mtime_ns, before.st_ctime_ns) == (now.st_mtime_ns, now.st_ctime_ns)
 
 
-def _with_tensors(entry: ListingEntry, place: Path) -> ListingEntry:
-    entries, size = parse_header(read_header(place, entry.name), entry.name)
+def _with_tensors(entry: ListingEntry, full_path: Path) -> ListingEntry:
+    entries, size = parse_header(read_header(full_path, entry.name), entry.name)
     fault = "" if size == entry.size else f"{entry.size} bytes, its header describes {size}"
     tensors = TensorHeader(size, names.is_optimizer([tensor.spec.name for tensor in entries]))
     return replace(entry, tensors=tensors, fault=fault)
 
 
-def _with_shards(entry: ListingEntry, place: Path) -> ListingEntry:
+def _with_shards(entry: ListingEntry, full_path: Path) -> ListingEntry:
     if entry.size > MAX_INDEX_BYTES:
         raise FormatError(f"{entry.size} bytes are too many for an index")
     try:
-        shards = frozenset(msgspec.json.decode(place.read_bytes(), type=_Index).weight_map.values())
+        shards = frozenset(msgspec.json.decode(full_path.read_bytes(), type=_Index).weight_map.values())
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"it is no index of shards: {error}") from None
     return replace(entry, shards=shards)
