@@ -55,10 +55,10 @@ def _table(title: str, found: list[RelayLine]) -> Table:
         table.add_row(
             line.contender,
             str(line.runs),
-            f"{line.per_gb:.2f} ({line.per_gb_least:.2f} – {line.per_gb_most:.2f})",
+            f"{line.per_gb:.2f}{_spread(line, line.per_gb_least, line.per_gb_most)}",
             f"{line.per_cpu_second:.0f}",
             f"{line.share:.2f}",
-            f"{line.seconds:.2f} ({line.seconds_least:.2f} – {line.seconds_most:.2f})",
+            f"{line.seconds:.2f}{_spread(line, line.seconds_least, line.seconds_most)}",
             f"{line.through:.0f}",
             f"{line.busy:.2f}",
             f"{line.waste:.3f}",
@@ -66,3 +66,7 @@ def _table(title: str, found: list[RelayLine]) -> Table:
             style="bold" if line.contender == P2PSYNC else "",
         )
     return table
+
+
+def _spread(line: RelayLine, least: float, most: float) -> str:
+    return f" ({least:.2f} – {most:.2f})" if line.runs > 1 else ""

@@ -48,7 +48,7 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
         "the trainer, as they were here. Staging and pauses of full broadcasts are not charged",
         style="dim",
     )
-    for text in headlines(report):
+    for text in [*spreads(report), *headlines(report)]:
         console.print(text)
     for run in report.runs:
         for text in _remarks(run):
@@ -62,7 +62,8 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
 
 
 def _table(title: str, found: list[LoopLine], report: RlReport) -> Table:
-    table = Table("", title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("", no_wrap=True)
     for head in (
         "tokens/s",
         "lost",
@@ -79,12 +80,12 @@ def _table(title: str, found: list[LoopLine], report: RlReport) -> Table:
         "live, s",
         "MB/step",
     ):
-        table.add_column(head, justify="right")
+        table.add_column(head, justify="right", no_wrap=True)
     for line in found:
         run, idle = line.run, line.run.idle
         table.add_row(
             NAMES[run.way],
-            _tokens(line),
+            "–" if line.tokens is None else f"{line.tokens:.0f}",
             _percent(line.lost),
             _times(line.times),
             _times(line.to_ideal),
@@ -140,11 +141,14 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def _tokens(line: LoopLine) -> str:
-    if line.tokens is None or line.least is None or line.most is None:
-        return "–"
-    spread = f" ({line.least:.0f} – {line.most:.0f})" if len(line.runs) > 1 else ""
-    return f"{line.tokens:.0f}{spread}"
+def spreads(report: RlReport) -> list[str]:
+    """Returns a line for each way that ran in several rounds: its median of tokens/s, and their spread."""
+    return [
+        f"{line.run.gbit:g} Gbit/s, {line.run.regions} region(s): {NAMES[line.run.way]} makes {line.tokens:.0f} "
+        f"tokens/s ({line.least:.0f} – {line.most:.0f} in {len(line.runs)} rounds)"
+        for line in lines(report.runs)
+        if len(line.runs) > 1 and line.tokens is not None
+    ]
 
 
 def _times(ratio: float | None) -> str:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
 from p2psync.cli.output import report_json
-
-if TYPE_CHECKING:
-    import msgspec
-
-    from p2psync.bench.summary import Figure
 
 #: The option of every benchmark.
 CsvTarget = Annotated[
@@ -22,10 +17,11 @@ CsvTarget = Annotated[
 ]
 
 
-def write_figures(
-    bench: str, report: msgspec.Struct, figures: Sequence[Figure], json: str | None, csv: Path | None
-) -> None:
-    """Writes a report where `--json` and `--csv` say. Raises `StoreError` and `UsageError` where that cannot be."""
+def write_figures(bench: str, report: Any, figures: Sequence[Any], json: str | None, csv: Path | None) -> None:
+    """Writes a report (a struct) and its figures (`p2psync.bench.summary.Figure`) where `--json` and `--csv` say.
+
+    Raises `StoreError` and `UsageError` where that cannot be.
+    """
     from p2psync.bench.summary import with_figures, write_csv
 
     if json is not None:

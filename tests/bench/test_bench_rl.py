@@ -29,7 +29,7 @@ from p2psync.bench.rl.scale import (
     shapes,
     topology,
 )
-from p2psync.bench.rl.tables import print_rl_report
+from p2psync.bench.rl.tables import print_rl_report, spreads
 from p2psync.topology.emulator import why_not
 
 torch = pytest.importorskip("torch")
@@ -176,6 +176,7 @@ def test_rounds_count_by_their_median_and_the_middle_run_is_shown() -> None:
     (mine, full) = lines([*runs, ran(FULL, 40), ran(FULL, 0, round=1, trouble="it ended")])
     assert (mine.tokens, mine.least, mine.most, mine.run.round) == (80, 60, 90, 2)
     assert (mine.times, full.tokens) == (2, 40)
+    assert spreads(report(runs)) == ["1 Gbit/s, 4 region(s): p2psync makes 80 tokens/s (60 – 90 in 3 rounds)"]
 
 
 def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
