@@ -15,13 +15,11 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.arguments import as_directory, as_private_key, host_name
+from p2psync.arguments import Directory, PrivateKey, as_directory, as_private_key, host_name, required
 from p2psync.delta.container import PROFILES
 from p2psync.errors import FencedError, HubError, P2PSyncError, StoreError
 from p2psync.membership.acceptance import Acceptance
@@ -100,8 +98,8 @@ class TrainerConfig:
     name: what people read in the status; "": the name of this machine [""]
     """
 
-    store: Path
-    key: Ed25519PrivateKey = field(repr=False)
+    store: Directory = required(Directory)
+    key: PrivateKey = required(PrivateKey, shown=False)
     hub_url: str | None = None
     host: str = ""
     hub_port: int = 7070
