@@ -13,11 +13,10 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
-from p2psync.arguments import as_directory, as_public_keys, host_name
+from p2psync.arguments import Directory, PublicKeys, as_directory, as_public_keys, host_name, required
 from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import UsageError
@@ -64,8 +63,8 @@ class ActorConfig:
     """
 
     hub_url: str
-    trusted: frozenset[bytes]
-    store: Path
+    trusted: PublicKeys = required(PublicKeys)
+    store: Directory = required(Directory)
     host: str = ""
     port: int | None = 0
     advertise: str = ""

@@ -6,7 +6,9 @@ import os
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -18,6 +20,37 @@ _PUBLIC_BYTES = 32
 #: Characters that are shown of what is no key.
 _SHOWN = 100
 _NO_KEY = "is not a public key: give its text (ed25519: and 64 hex digits), its 32 raw bytes, or a file of it"
+
+if TYPE_CHECKING:
+    OnePublicKey: TypeAlias = str | bytes | Path | Ed25519PublicKey
+
+    class Directory:
+        """A setting that takes a path or text, and is a path."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Path: ...
+        def __set__(self, instance: object, value: str | Path) -> None: ...
+
+    class PrivateKey:
+        """A setting that takes a private key, a key file or its text, and is a key."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> Ed25519PrivateKey: ...
+        def __set__(self, instance: object, value: Ed25519PrivateKey | str | Path) -> None: ...
+
+    class PublicKeys:
+        """A setting that takes one or several public keys, each as `as_public_keys` does, and is raw keys."""
+
+        def __get__(self, instance: object, owner: type | None = None) -> frozenset[bytes]: ...
+        def __set__(self, instance: object, value: OnePublicKey | Iterable[OnePublicKey]) -> None: ...
+else:
+    Directory, PrivateKey, PublicKeys = Path, Ed25519PrivateKey, frozenset[bytes]
+
+T = TypeVar("T")
+
+
+def required(kind: type[T], *, shown: bool = True) -> T:
+    """A setting without a default; a type checker takes for it what the setter of `kind` takes. shown: in the repr."""
+    setting: T = field(repr=shown)
+    return setting
 
 
 def as_directory(given: object, setting: str) -> Path:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from p2psync.errors import FencedError, LeaseError, LineageFullError, P2PSyncError, StoreError
 from p2psync.membership.checks import printable_line
 from p2psync.membership.records import Announcement, View

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-from p2psync.arguments import as_directory, as_private_key
+from p2psync.arguments import Directory, PrivateKey, as_directory, as_private_key, required
 from p2psync.delta.container import PROFILES
 from p2psync.net.addresses import check_url
 from p2psync.net.tcp import AUTO_CONGESTION
@@ -50,8 +47,8 @@ class TrainerConfig:
     name: what people read in the status; "": the name of this machine [""]
     """
 
-    store: Path
-    key: Ed25519PrivateKey = field(repr=False)
+    store: Directory = required(Directory)
+    key: PrivateKey = required(PrivateKey, shown=False)
     hub_url: str | None = None
     host: str = ""
     hub_port: int = 7070

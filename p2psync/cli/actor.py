@@ -51,7 +51,7 @@ def actor(
     from p2psync.net.addresses import check_url
     from p2psync.observe.events import Note, Trouble
 
-    show = daemon.Show(json)
+    show = daemon.EventOutput(json)
     trusted = daemon.trusted_keys(trust)
     check_url(join)
     follow = parse_follow(follow_run)

@@ -30,7 +30,7 @@ def run(main: Coroutine[object, object, T]) -> T:
     return uvloop.run(main)
 
 
-class Show:
+class EventOutput:
     """Logs events to stderr, and writes them as JSON lines to a file or `-` (stdout) if asked for."""
 
     def __init__(self, json: str | None) -> None:

@@ -23,7 +23,7 @@ def hub(
     from p2psync.cli import daemon
     from p2psync.observe.events import Note, Trouble
 
-    show = daemon.Show(json)
+    show = daemon.EventOutput(json)
     trusted = daemon.trusted_keys(trust)
 
     async def build() -> None:

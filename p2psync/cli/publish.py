@@ -60,7 +60,7 @@ def publish(
     from p2psync.membership.runs import parse_run
     from p2psync.observe.events import Note, Trouble
 
-    show = daemon.Show(json)
+    show = daemon.EventOutput(json)
     signing = read_key(key)
     superseded = parse_run(supersede, "--supersede") if supersede else ""
 

@@ -90,7 +90,7 @@ def trainer(
     from p2psync.observe.events import Note
     from p2psync.protocol.keys import public_text
 
-    show = daemon.Show(json)
+    show = daemon.EventOutput(json)
     store = store or watch / ".p2psync"
     if not watch.is_dir():
         raise UsageError(f"{watch} is not a directory: --watch wants the one that the framework writes to")

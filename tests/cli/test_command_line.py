@@ -133,10 +133,10 @@ def test_show_completion_prints_a_script(monkeypatch: pytest.MonkeyPatch, capsys
 
 def lines(capsys: pytest.CaptureFixture[str], form: logs.Format, **levels: bool) -> list[str]:
     """What the log shows of a note, a warning and a record of the library's."""
-    from p2psync.cli.daemon import Show
+    from p2psync.cli.daemon import EventOutput
 
     logs.set_up(logs.level_of(**({"verbose": False, "quiet": False} | levels)), form)
-    show = Show(None)
+    show = EventOutput(None)
     show(Note("all is well"))
     show(Trouble("the disk is full"))
     logging.getLogger("p2psync.hub").debug("a detail")

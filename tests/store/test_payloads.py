@@ -7,11 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from store_parts import make_pack
+
 from p2psync.errors import StoreError
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from store_parts import make_pack
-
 from p2psync.store.payloads import MAX_OPEN_PAYLOADS
 
 PACKS = 3 * MAX_OPEN_PAYLOADS

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from trainer_parts import KEY, Arrays, StoreWithBuilder, spec
+
 from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
@@ -18,7 +20,6 @@ from p2psync.store.pack import Pack
 from p2psync.trainer.squash.planner import SquashPlan, SquashPlanner
 from p2psync.trainer.squash.squasher import Squasher
 from p2psync.trainer.versions.builder import announcement_of
-from trainer_parts import KEY, Arrays, StoreWithBuilder, spec
 
 Bits = dict[TensorSpec, Units]
 

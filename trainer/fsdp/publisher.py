@@ -29,6 +29,8 @@ from urllib.parse import urlsplit
 import msgspec
 import numpy as np
 import torch
+from torch import nn
+
 from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
@@ -52,7 +54,6 @@ from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.version_events import published_event
 from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.tensors import file_blobs
-from torch import nn
 
 T = TypeVar("T")
 logger = logging.getLogger("p2psync.publisher")
