@@ -118,7 +118,7 @@ class Learner:
             sys.stdin.read()
 
     def _loop(self, publisher: Publisher) -> None:
-        """The training loop of docs/ledger.md."""
+        """The training loop of docs/guides/ledger.md."""
         prompts, rollouts = self._task.prompts, self._rollouts
         rollouts.put(0, _items(0, prompts[0]))
         for step in range(len(prompts) - 1):

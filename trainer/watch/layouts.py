@@ -1,6 +1,6 @@
 """Finds where the checkpoints are in a listing: which directories (or lone files) hold a policy, one for each step.
 
-The rules are those of the layouts that frameworks write (docs/checkpoints.md names them). A directory that holds
+The rules are those of the layouts that frameworks write (docs/guides/checkpoints.md names them). A directory that holds
 safetensors files of a model is a checkpoint; a checkpoint within it is another one and never a part of it.
 """
 
