@@ -1,0 +1,74 @@
+"""The page of the Python API: which names it has; mkdocstrings writes the rest from their docstrings."""
+
+from __future__ import annotations
+
+import importlib
+
+import p2psync
+from docs.generate.prose import NOTE
+
+#: What each section of the page shows, by the module that defines it. Names of `p2psync.__all__` come first.
+SECTIONS: dict[str, tuple[str, ...]] = {
+    "Publishing": (
+        "p2psync.trainer.publisher.Publisher",
+        "p2psync.trainer.node.TrainerConfig",
+        "p2psync.trainer.fsdp.publisher.FsdpPublisher",
+    ),
+    "Subscribing": (
+        "p2psync.actor.subscriber.Subscriber",
+        "p2psync.actor.node.ActorConfig",
+        "p2psync.actor.node.ActorNode",
+        "p2psync.protocol.versions.Position",
+    ),
+    "Rollouts": (
+        "p2psync.trainer.rollouts.Rollouts",
+        "p2psync.trainer.rollouts.RemoteRollouts",
+        "p2psync.trainer.ledger.config.LedgerConfig",
+        "p2psync.actor.work_queue.WorkQueue",
+    ),
+    "Errors": ("p2psync.errors",),
+    "Events": ("p2psync.observe.events",),
+}
+INTRO = """# Python API
+
+{note}
+
+`import p2psync` gives the names below; each is loaded when it is first used, so the import itself is cheap and needs no
+torch. `Publisher`, `FsdpPublisher` and `Subscriber` need the extra `torch`.
+
+Each page entry is the docstring of the code. Settings of the two configurations stand also in
+[configuration](configuration.md#settings-in-python).
+"""
+
+
+def _public() -> list[str]:
+    """The full names behind `p2psync.__all__`, where it has one."""
+    found = []
+    for name in getattr(p2psync, "__all__", ()):
+        thing = getattr(p2psync, name)
+        if isinstance(thing, type) and not issubclass(thing, Exception):
+            found.append(f"{thing.__module__}.{thing.__qualname__}")
+    return found
+
+
+def python_page() -> str:
+    """docs/reference/python-api.md."""
+    known = {name for names in SECTIONS.values() for name in names}
+    sections = {title: [*names] for title, names in SECTIONS.items()}
+    if more := [name for name in _public() if name not in known]:
+        sections["Also in `p2psync`"] = more
+    parts = [INTRO.format(note=NOTE).rstrip()]
+    for title, names in sections.items():
+        parts.append(f"## {title}")
+        parts += [f"::: {name}" for name in names if _exists(name)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _exists(name: str) -> bool:
+    """Whether a full name is there. Raises `LookupError` if not: a page that leaves out a name would look whole."""
+    module, _, last = name.rpartition(".")
+    if last.islower():
+        importlib.import_module(name)
+    elif not hasattr(importlib.import_module(module), last):
+        raise LookupError(f"{name} is not there: name it in docs/generate/python.py as the code does")
+    return True
