@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from docs.generate.prose import NOTE, cell, doc, fields, table
+from docs.generate.prose import NOTE, cell, fields, table
 from p2psync.actor.node import ActorConfig
 from p2psync.cli.main import app
 from p2psync.trainer.ledger.config import LedgerConfig
@@ -133,12 +133,10 @@ def variable(words: tuple[str, ...], option: Any) -> str:
     return "_".join([*words, option.name]).upper().replace("-", "_")
 
 
-#: Options of the command line that mean what a setting of another name means.
-SETTING_OPTIONS = {"anchor_seconds": "anchor_hours", "scrub_share": "scrub"}
 
 
 def _dataclass(kind: type[Any], name: str, command: Any) -> str:
-    said = fields(doc(kind))
+    said = fields(kind)
     helps = {one.name: one.help or "" for one in command.params}
     hints = get_type_hints(kind)
     rows = []
@@ -150,7 +148,7 @@ def _dataclass(kind: type[Any], name: str, command: Any) -> str:
         label = label.replace("typing.", "").split(".")[-1] if "Private" in label else label.replace("typing.", "")
         meaning = said.get(field.name, "")
         if not meaning or meaning.startswith("see "):
-            meaning = helps.get(SETTING_OPTIONS.get(field.name, field.name), meaning)
+            meaning = helps.get(field.name, meaning)
         rows.append((f"`{field.name}`", f"`{cell(label)}`", shown, cell(meaning)))
     return f"### `{name}`\n\n" + table(("setting", "type", "default", "meaning"), rows)
 

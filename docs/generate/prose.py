@@ -27,8 +27,17 @@ def doc(thing: object) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text))
 
 
-def fields(text: str) -> dict[str, str]:
-    """What a docstring says of each field, where it says `name: …` or `one, two: …`."""
+def fields(kind: type) -> dict[str, str]:
+    """What a class's docstring says of each field, by name.
+
+    It says so a line for each, `name: meaning [default]`, or in sentences, `one, two: meaning.`
+    """
+    lines = inspect.cleandoc(kind.__doc__ or "").splitlines()
+    names = set(inspect.get_annotations(kind))
+    alone = {line.split(":", 1)[0]: line.split(":", 1)[1] for line in lines if line.split(":", 1)[0] in names}
+    if len(alone) > len(names) / 2:
+        return {name: re.sub(r"\s*\[[^\[\]]*\]$", "", meaning.strip()) for name, meaning in alone.items()}
+    text = doc(kind)
     said: dict[str, str] = {}
     found = list(re.finditer(r"(?:^|(?<=[.;] )|(?<=\n))([a-z_][\w]*(?:, [a-z_]\w*)*): ", text))
     for match, following in zip(found, [*found[1:], None], strict=True):

@@ -8,7 +8,6 @@ import msgspec
 
 from docs.generate.prose import NOTE, cell, doc, table
 from p2psync.protocol import messages
-from p2psync.protocol.manifest import MAX_CHUNK_BYTES, MAX_CHUNKS
 
 PAGE = """# Peer protocol
 
@@ -53,21 +52,14 @@ def protocol_page() -> str:
     """docs/reference/peer-protocol.md."""
     kinds = {messages.CHUNK_TYPE: messages.Chunk, **messages._TYPES}
     bounds = [
-        ("a control message", f"{messages.MAX_CONTROL_BYTES:,} bytes"),
-        ("a `Hello`", f"{messages.MAX_HELLO_BYTES:,} bytes"),
-        ("a chunk", f"{MAX_CHUNK_BYTES:,} bytes"),
-        ("chunks that one request names", f"{messages.MAX_REQUEST:,}"),
-        ("a signed manifest sent to a peer", f"{messages.MAX_OFFER_BYTES:,} bytes; a larger one comes from the hub"),
-        ("chunks of a manifest", f"{MAX_CHUNKS:,}"),
-        ("connections that a peer may ask for", f"{messages.MAX_STREAMS}"),
-        ("bytes and seconds of one probe", f"{messages.MAX_PROBE_BYTES:,} bytes, {messages.MAX_PROBE_SECONDS:.0f} s"),
+        (f"`{name}`", f"{value:,}") for name, value in vars(messages).items() if name.startswith("MAX_")
     ]
     return PAGE.format(
         note=NOTE,
         number=messages.PROTOCOL,
         header=messages.FRAME_HEADER.size,
         short=messages.SHORT_ID_BYTES,
-        bounds=table(("bound", "largest"), bounds),
+        bounds=table(("bound", "value"), bounds),
         types=table(
             ("type", "message", "in short"),
             [(str(n), f"`{k.__name__}`", cell(doc(k).split(". ")[0].rstrip(".") + ".")) for n, k in kinds.items()],
