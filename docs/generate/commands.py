@@ -133,8 +133,6 @@ def variable(words: tuple[str, ...], option: Any) -> str:
     return "_".join([*words, option.name]).upper().replace("-", "_")
 
 
-
-
 def _dataclass(kind: type[Any], name: str, command: Any) -> str:
     said = fields(kind)
     helps = {one.name: one.help or "" for one in command.params}

@@ -51,9 +51,7 @@ def _section(number: int, kind: type[msgspec.Struct]) -> str:
 def protocol_page() -> str:
     """docs/reference/peer-protocol.md."""
     kinds = {messages.CHUNK_TYPE: messages.Chunk, **messages._TYPES}
-    bounds = [
-        (f"`{name}`", f"{value:,}") for name, value in vars(messages).items() if name.startswith("MAX_")
-    ]
+    bounds = [(f"`{name}`", f"{value:,}") for name, value in vars(messages).items() if name.startswith("MAX_")]
     return PAGE.format(
         note=NOTE,
         number=messages.PROTOCOL,
