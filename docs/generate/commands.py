@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,7 +16,6 @@ import typer
 
 from docs.generate.prose import NOTE, cell, fields, table
 from p2psync.actor.node import ActorConfig
-from p2psync.cli.main import app
 from p2psync.trainer.ledger.config import LedgerConfig
 from p2psync.trainer.node import TrainerConfig
 
@@ -35,9 +36,11 @@ VLLM_MEANING = {
 }
 
 
+@functools.cache
 def root() -> Any:
     """The command `p2psync`, as typer makes it."""
-    return typer.main.get_command(app)
+    place = next(name for name in ("p2psync.cli.app", "p2psync.cli.main") if importlib.util.find_spec(name))
+    return typer.main.get_command(importlib.import_module(place).app)
 
 
 def walk(command: Any, words: tuple[str, ...] = ("p2psync",)) -> Iterator[tuple[tuple[str, ...], Any]]:
