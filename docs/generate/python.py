@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 
 import p2psync
 from docs.generate.prose import NOTE
@@ -42,13 +44,16 @@ Each page entry is the docstring of the code. Settings of the two configurations
 
 
 def _public() -> list[str]:
-    """The full names behind `p2psync.__all__`, where it has one."""
-    found = []
-    for name in getattr(p2psync, "__all__", ()):
-        thing = getattr(p2psync, name)
-        if isinstance(thing, type) and not issubclass(thing, Exception):
-            found.append(f"{thing.__module__}.{thing.__qualname__}")
-    return found
+    """The full names behind `p2psync.__all__` but for errors, read from its source: some need other packages."""
+    tree = ast.parse(Path(p2psync.__file__ or "").read_text(encoding="utf-8"))
+    modules = {
+        alias.name: node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    names = [name for name in getattr(p2psync, "__all__", ()) if name in modules]
+    return [f"{modules[name]}.{name}" for name in names if modules[name] != "p2psync.errors"]
 
 
 def python_page() -> str:

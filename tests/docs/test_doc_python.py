@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+from types import ModuleType
 
 import pytest
 from pages import Block, all_pages, blocks
 
 BLOCKS = [block for path in all_pages() for block in blocks(path) if block.language in ("python", "py")]
+
+
+def has(module: ModuleType, name: str) -> bool:
+    """Whether a module offers a name; one that it lists may need packages that are not here."""
+    return name in getattr(module, "__all__", ()) or hasattr(module, name)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
@@ -23,7 +29,7 @@ def test_a_block_compiles_and_its_imports_exist(block: Block) -> None:
                     importlib.import_module(alias.name)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "p2psync":
             module = importlib.import_module(node.module or "")
-            missing += [alias.name for alias in node.names if not hasattr(module, alias.name)]
+            missing += [alias.name for alias in node.names if not has(module, alias.name)]
     assert missing == []
 
 
