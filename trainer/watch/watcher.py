@@ -3,7 +3,7 @@
 A pure core over listings: the caller looks at the directory (`p2psync.trainer.watch.look`), hands in what it saw and
 the time, and publishes what `next` names. A checkpoint counts as a policy by its bits. Its *print* is a hash over a
 sample of its weights; what has been published, or overtaken by something newer, is remembered by path and by print,
-durably, so that no touch, copy, rename or restart brings it back. docs/guides/checkpoints.md has every rule in plain words.
+durably, so that no touch, copy, rename or restart brings it back. docs/guides/checkpoints.md has every rule.
 """
 
 from __future__ import annotations
