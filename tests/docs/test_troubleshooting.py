@@ -9,10 +9,12 @@ from functools import cache
 import pytest
 from pages import DOCS, ROOT
 
+from p2psync import errors
+
 PAGE = DOCS / "guides" / "troubleshooting.md"
 FOLDERS = ("p2psync", "trainer", "actor", "topology")
-#: What parts of a message are put together from: names and numbers, which the page writes as an ellipsis, in capitals or
-#: as digits; names of runs; and clauses.
+#: What parts of a message are put together from: names and numbers, which the page writes as an ellipsis, in capitals
+#: or as digits; names of runs; and clauses.
 _PLACEHOLDER = re.compile(r"…|\b[A-Z][A-Z0-9_]*\b(?:\.toml)?|\d+|'|[\[\]():;]|\brun\b")
 #: Said by the system, not by the code.
 _OF_THE_SYSTEM = {"No space left on device"}
@@ -57,3 +59,9 @@ def test_a_message_is_given_by_the_code(message: str) -> None:
 
 def test_a_message_that_nobody_gives_is_found() -> None:
     assert missing("the hub at URL has gone for lunch") == ["has gone for lunch"]
+
+
+def test_every_error_is_explained() -> None:
+    known = {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception)}
+    explained = set(re.findall(r"^\| `(\w+Error)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert explained >= known
