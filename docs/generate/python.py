@@ -10,7 +10,7 @@ from pathlib import Path
 import p2psync
 from docs.generate.prose import NOTE
 
-#: What each section of the page shows, by the module that defines it. Names of `p2psync.__all__` come first.
+#: What each section of the page shows, by the module that defines it.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Publishing": (
         "p2psync.trainer.publisher.Publisher",
@@ -45,7 +45,7 @@ Each page entry is the docstring of the code. Settings of the two configurations
 
 
 def _public() -> list[str]:
-    """The full names behind `p2psync.__all__` but for errors, read from its source: some need other packages."""
+    """The full names of what `p2psync` imports but for errors, read from its source: some need other packages."""
     tree = ast.parse(Path(p2psync.__file__ or "").read_text(encoding="utf-8"))
     modules = {
         alias.name: node.module or ""
@@ -53,8 +53,8 @@ def _public() -> list[str]:
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }
-    names = [name for name in getattr(p2psync, "__all__", ()) if name in modules]
-    return [f"{modules[name]}.{name}" for name in names if modules[name] != "p2psync.errors"]
+    ours = {name: module for name, module in modules.items() if module.startswith("p2psync.")}
+    return [f"{module}.{name}" for name, module in sorted(ours.items()) if module != "p2psync.errors"]
 
 
 def python_page() -> str:

@@ -14,6 +14,8 @@ from docs.generate.commands import root
 
 #: Pages that tell what was: commands in them may be gone.
 HISTORY = ROOT / "docs" / "experiments"
+#: What looks like a command line and is none.
+NO_COMMANDS = {"p2psync tensor v1"}
 PAGES = [path for path in all_pages() if not path.is_relative_to(HISTORY) and path not in GENERATED]
 
 
@@ -31,7 +33,7 @@ def command_lines(path: Path) -> Iterator[str]:
                     elif wan and part.startswith("wan "):
                         yield f"p2psync {part}"
     for code in re.findall(r"`([^`\n]+)`", re.sub(r"\n(?!\n)", " ", prose(path))):
-        if code.startswith("p2psync ") and not re.search(r"[|:](?! )", code.split()[1]):
+        if code.startswith("p2psync ") and code not in NO_COMMANDS and not re.search(r"[|:](?! )", code.split()[1]):
             yield code
 
 
