@@ -77,7 +77,7 @@ class Subscriber:
         adopt: bool = False,
     ) -> None:
         """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
-        a tensor out (docs/modules.md). on_event: called in the node's thread; by default events are logged under
+        a tensor out (docs/guides/modules.md). on_event: called in the node's thread; by default events are logged under
         `p2psync.subscriber`. adopt: the module holds weights that may be those of a version, such as the base model: if
         they are, bit for bit, only deltas are fetched.
 

@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of docs/architecture.md, held by reading every file's imports."""
+"""Who may import whom: the rooms of docs/concepts/architecture.md, held by reading every file's imports."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Publisher:
         version_builder: Callable[[Store, str], VersionBuilder] | None = None,
     ) -> None:
         """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
-        a tensor out (docs/modules.md). files: a directory whose files other than weights go along. masters: fp32
+        a tensor out (docs/guides/modules.md). files: a directory whose files other than weights go along. masters: fp32
         masters of the module's bf16 parameters, by their keys in its state_dict; read anew at each publish. resident:
         see above.
 

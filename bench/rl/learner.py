@@ -140,7 +140,7 @@ class PacedLearner:
             return self._loop(publisher, broadcast)
 
     def _loop(self, publisher: Publisher, broadcast: FinishingBroadcast | None) -> int:
-        """Runs the training loop of docs/ledger.md; returns how many versions were never sent."""
+        """Runs the training loop of docs/guides/ledger.md; returns how many versions were never sent."""
         prompts, rollouts = self._task.prompts, self._rollouts
         rollouts.put(0, _items(0, prompts[0]))
         for step in range(len(prompts) - 1):

@@ -1,4 +1,4 @@
-"""Options of the commands that publish checkpoints; docs/checkpoints.md has the rules behind them."""
+"""Options of the commands that publish checkpoints; docs/guides/checkpoints.md has the rules behind them."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
     1 byte   code of the profile (1: fast, 2: tight, 3: tight with a history)
     then     the profile's body
 
-`docs/format.md` describes it byte by byte.
+`docs/reference/formats.md` describes it byte by byte.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A second implementation of docs/format.md, in plain Python and as slow as that: what the codec is held against."""
+"""A second implementation of docs/reference/formats.md, in plain and slow Python, to compare the codec with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A second implementation of profile `tight` in docs/format.md, in plain Python: what the codec is held against."""
+"""A second implementation of profile `tight` of docs/reference/formats.md, in plain Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example in docs/format.md is what the codec writes and reads."""
+"""The example in docs/reference/formats.md is what the codec writes and reads."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import digest_bytes, digest_units, tensor_id
 from p2psync.delta.tensors import Row, TensorSpec
 
-PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
 ROWS = [Row(TensorSpec(0, "a", "BF16", (70000,)), True, True), Row(TensorSpec(0, "b", "BF16", (3,)), False, True)]
 
 

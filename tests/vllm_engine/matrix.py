@@ -328,7 +328,7 @@ packed for each batch (experts) or not at all (`p2psync.actor.vllm.plain_weights
 
     python -m tests.vllm_engine.matrix --json outcomes.json
     python -m tests.vllm_engine.matrix --json outcomes.json --amx
-    python -m tests.vllm_engine.matrix --json outcomes.json --write docs/vllm-architectures.md
+    python -m tests.vllm_engine.matrix --json outcomes.json --write docs/reference/vllm-architectures.md
 """
 
 

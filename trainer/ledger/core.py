@@ -1,6 +1,7 @@
 """The ledger: the account of which node leases which rollout work, and of the results, each exactly once.
 
-Pure: time and ids are arguments; `now` is in seconds on a clock that does not go back. docs/ledger.md is its contract.
+Pure: time and ids are arguments; `now` is in seconds on a clock that does not go back. Its contract:
+docs/guides/ledger.md.
 
     put ──▶ pooled ──lease──▶ claimed ──complete──▶ done ──take──▶ taken ──commit_step──▶ gone
               ▲                  │                    ▲              │

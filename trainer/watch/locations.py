@@ -1,6 +1,6 @@
 """Finds the locations of checkpoints in a listing: the directories (or lone files) that hold a policy, one per step.
 
-It knows the layouts that frameworks write (docs/checkpoints.md names them). A directory that holds safetensors files of
+It knows the layouts that frameworks write (docs/guides/checkpoints.md names them). A directory that holds safetensors files of
 a model is a checkpoint; a checkpoint within it is another one and never a part of it.
 """
 
