@@ -48,7 +48,7 @@ class ActorConfig:
     chunks, a path or text.
     host, port: where peers connect (host "": every address, of IPv4 and IPv6; port 0: any; None: this actor cannot be
     reached and only dials out). advertise: addresses told to peers, separated by commas; "" lets the hub see one.
-    scrub_share: see `Scrubber`. role: actor or relay.
+    scrub_share: see `EngineScrubber`. role: actor or relay.
     streams: connections to each peer, 0: as measurements say. congestion: of these connections, see
     `p2psync.net.tcp.choose_congestion`. probe: measure links with short bursts. follow_run: the run to follow, see
     `p2psync.membership.runs.parse_follow`.
@@ -182,7 +182,7 @@ class ActorNode:
             await asyncio.sleep(INSPECT_SECONDS)
 
     async def _scrub(self) -> None:
-        from p2psync.actor.scrub import Scrubber  # loads numba, which a relay does without
+        from p2psync.actor.scrub import EngineScrubber  # loads numba, which a relay does without
 
         assert self.runner.driver is not None
 
@@ -193,7 +193,7 @@ class ActorNode:
 
         follower = self.runner.core.follower
         assert follower is not None
-        scrubber = Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
+        scrubber = EngineScrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
         await scrubber.run(lambda: follower.position, refetch)
 
     async def _until(self, version: int) -> None:
