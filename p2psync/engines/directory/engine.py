@@ -66,7 +66,7 @@ class DirectoryEngine:
         hook = hook or (lambda name: None)
         self._live = LiveSlot(self._directory, boot or boot_id(), hook, self._before_fallback)
         self._second = SecondSlot(self._directory, self._live, chunk_reader, reader_limit, hook)
-        #: What applies the path of the open stage.
+        #: Applies the path of the open stage; None if no stage is open.
         self._applier: PathApplier | None = None
         #: Whether the record of what the weights are was lost.
         self._state_lost = False

@@ -33,7 +33,7 @@ _MemoryAddress = tuple[torch.device, int]
 
 
 class _ValueSnapshot(NamedTuple):
-    """What a path held. digests: of its value, by the dtype to which it was converted; empty if it was not read.
+    """The value at one path. digests: of its value, by the dtype to which it was converted; empty if it was not read.
 
     address: None if it is no tensor. number: the value of a float.
     """
