@@ -33,7 +33,7 @@ INFERENCE_PATHS = ("/v1/", "/inference/")
 #: Attribute of the application's state that holds the `LiveVersion`; absent if this process does not conduct.
 STATE_ATTRIBUTE = "p2psync_live"
 _Message = MutableMapping[str, Any]
-_Send = Callable[[_Message], Awaitable[None]]
+_AsgiSend = Callable[[_Message], Awaitable[None]]
 
 
 class VersionMiddleware:
@@ -42,7 +42,7 @@ class VersionMiddleware:
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self._app = app
 
-    async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _Send) -> None:
+    async def __call__(self, scope: _Message, receive: Callable[[], Awaitable[_Message]], send: _AsgiSend) -> None:
         """Handles one request. Without a live version and without a demand, it passes the request on unchanged."""
         if scope["type"] != "http" or not scope["path"].startswith(INFERENCE_PATHS):
             return await self._app(scope, receive, send)
@@ -65,7 +65,7 @@ class VersionMiddleware:
 class _VersionedAnswer:
     """One answer. Streams are passed on as they come and get a trailer; others are held until their end is known."""
 
-    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveReading, send: _Send) -> None:
+    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveReading, send: _AsgiSend) -> None:
         self._live, self._demand, self._start, self._send = live, demand, start, send
         self._head: _Message = {}
         self._trailer: StreamTrailer | None = None
@@ -118,11 +118,11 @@ async def _read(live: LiveVersion | None) -> LiveReading | None:
     return None
 
 
-async def _refuse(send: _Send, refusal: UnmetDemand) -> None:
+async def _refuse(send: _AsgiSend, refusal: UnmetDemand) -> None:
     await _answer(send, 409, msgspec.json.encode(refusal), refusal_headers(refusal, 1.0))
 
 
-async def _answer(send: _Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+async def _answer(send: _AsgiSend, status: int, body: bytes, headers: Mapping[str, str]) -> None:
     every = {"Content-Type": "application/json", "Content-Length": str(len(body)), **headers}
     await send({"type": "http.response.start", "status": status, "headers": _encoded(every)})
     await send({"type": "http.response.body", "body": body})

@@ -7,7 +7,7 @@ from pathlib import Path
 from p2psync.actor.node import chunk_reader
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory.engine import DirectoryEngine
-from p2psync.engines.directory.state import EngineDirectory
+from p2psync.engines.directory.state import DirectoryFiles
 from p2psync.store.packs import Store
 
 
@@ -17,7 +17,7 @@ def local_digest(into: Path, base: Path | None) -> str:
     Reads every byte of the copy, and changes nothing. Raises `FormatError` if it is not a valid checkpoint,
     `EngineError` if `into/current` was not made by this engine.
     """
-    directory = EngineDirectory(into)
+    directory = DirectoryFiles(into)
     if base is None or directory.link.is_symlink():
         return ""
     with Checkpoint.open(base) as checkpoint:

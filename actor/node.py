@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
-
 from p2psync.arguments import Directory, PublicKeys, as_directory, as_public_keys, host_name, required
 from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine
@@ -203,7 +202,7 @@ class ActorNode:
             await asyncio.sleep(INSPECT_SECONDS)
 
     async def _scrub(self) -> None:
-        from p2psync.actor.scrub import Scrubber  # loads numba, which a relay does without
+        from p2psync.actor.scrub import EngineScrubber  # loads numba, which a relay does without
 
         assert self.runner.driver is not None
 
@@ -214,7 +213,7 @@ class ActorNode:
 
         follower = self.runner.core.follower
         assert follower is not None
-        scrubber = Scrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
+        scrubber = EngineScrubber(self.engine, self.runner.driver.in_worker, self.config.scrub_share)
         await scrubber.run(lambda: follower.position, refetch)
 
     async def _until(self, version: int) -> None:

@@ -79,7 +79,7 @@ class RolloutServer:
         max_requests: int = 1024,
         retry_after: Callable[[], float] = lambda: 1.0,
     ) -> None:
-        """hold: see the module. max_requests: answer at a time; more get 429. retry_after: returns the seconds until
+        """hold: see the module. max_requests: answered at a time; more get 429. retry_after: returns the seconds until
         a demanded version may be live."""
         self._live = live
         self._engine = engine
@@ -91,7 +91,7 @@ class RolloutServer:
 
     @property
     def requests(self) -> int:
-        """The number of requests that are being answer."""
+        """The number of requests that are being answered."""
         return self._requests
 
     async def start(self, host: str, port: int) -> int:

@@ -30,7 +30,7 @@ class EngineThread(Protocol):
         """Waits for the call and returns its result."""
 
 
-class Scrubber:
+class EngineScrubber:
     """Scrubs one engine."""
 
     def __init__(

@@ -44,7 +44,7 @@ T = TypeVar("T")
 NOT_STARTED = "the subscriber is not started: use it as `with Subscriber(...) as subscriber`, or start()"
 
 
-class _Engine(ModuleEngine):
+class _SubscriberEngine(ModuleEngine):
     """The module, which tells when it refuses a version for what it is and when it takes one."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Subscriber:
         self._config = config
         self._adopt = adopt
         self._commit_lock = CommitLock()
-        self.engine = _Engine(module, names, self._commit_lock.write_lock, self._judged)
+        self.engine = _SubscriberEngine(module, names, self._commit_lock.write_lock, self._judged)
         self._on_event = on_event if on_event is not None else EventLog("p2psync.subscriber")
         self._obstacle = Obstacle(config.hub_url)
         #: Why the newest version cannot become live in this module.

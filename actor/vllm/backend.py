@@ -42,7 +42,7 @@ from p2psync.engines.vllm.live_map import check_whole
 from p2psync.engines.vllm.loader_probe import learn_live_map
 from p2psync.engines.vllm.nonfinite_caches import clear_nonfinite
 from p2psync.engines.vllm.rank_writer import RankWriter
-from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.ranks import EngineRanks
 from p2psync.engines.vllm.registered_tensors import RegisteredTensors
 from p2psync.environment import Environment
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
@@ -108,7 +108,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         self._loop: BackgroundLoop | None = None
         self._temporary: str | None = None
         self._path = check_supported(vllm_config)
-        self._ranks = Ranks(self._rank(), vllm_config.parallel_config.world_size)
+        self._ranks = EngineRanks(self._rank(), vllm_config.parallel_config.world_size)
         self._notifier = CommitNotifier()
         self._handoff = CommitHandoff(self._notifier.notify)
         check_not_emptied(model)

@@ -29,7 +29,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import one_line
 from p2psync.protocol.versions import Position
 
-Status = list[dict[str, Any]]
+RankStatuses = list[dict[str, Any]]
 _POLL_SECONDS = 0.05
 _TIMEOUT = aiohttp.ClientTimeout(total=60)
 
@@ -37,10 +37,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=60)
 class EngineMember(Protocol):
     """The calls that are made to an engine."""
 
-    async def status(self) -> Status:
+    async def status(self) -> RankStatuses:
         """Returns the status of each rank."""
 
-    async def member(self) -> Status:
+    async def member(self) -> RankStatuses:
         """Returns the hub membership of each rank."""
 
 
@@ -50,7 +50,7 @@ class EngineVersion:
     Each read asks the engine, which answers between two of its steps, so never during a commit.
     """
 
-    def __init__(self, status: Callable[[], Awaitable[Status]]) -> None:
+    def __init__(self, status: Callable[[], Awaitable[RankStatuses]]) -> None:
         """status: of an engine's controls, or `server_status` of a server that conducts itself."""
         self._status = status
 
@@ -75,16 +75,16 @@ class EngineVersion:
         yield
 
 
-def server_status(url: str) -> Callable[[], Awaitable[Status]]:
+def server_status(url: str) -> Callable[[], Awaitable[RankStatuses]]:
     """Returns a call for the status of a vLLM server that conducts itself (VLLM_PLUGINS=p2psync)."""
     address = f"{url.rstrip('/')}/p2psync/status"
 
-    async def status() -> Status:
+    async def status() -> RankStatuses:
         try:
             async with aiohttp.ClientSession(timeout=_TIMEOUT) as session, session.get(address) as answer:
                 if answer.status != 200:
                     raise EngineError(f"{address}: {answer.status}; is VLLM_PLUGINS=p2psync set there?")
-                found: Status = await answer.json()
+                found: RankStatuses = await answer.json()
                 return found
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise EngineError(f"{address}: {one_line(str(error)) or type(error).__name__}") from None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from p2psync.actor.scrub import Scrubber
+from p2psync.actor.scrub import EngineScrubber
 from p2psync.delta.digest import digest_bytes, digest_units
 from p2psync.delta.tensors import Kind, TensorSpec
 from p2psync.errors import FormatError
@@ -43,8 +43,8 @@ async def at_once(call: Callable[[], int | None]) -> int | None:
     return call()
 
 
-def scrubber(weights: object) -> Scrubber:
-    return Scrubber(weights, at_once, 1.0, least_pause=0.0)  # type: ignore[arg-type]
+def scrubber(weights: object) -> EngineScrubber:
+    return EngineScrubber(weights, at_once, 1.0, least_pause=0.0)  # type: ignore[arg-type]
 
 
 async def test_the_scrub_passes_intact_weights_and_finds_a_flipped_bit() -> None:
@@ -65,7 +65,7 @@ async def test_the_scrub_has_no_result_without_a_version_or_after_a_commit() -> 
             weights.move(1)
         return call()
 
-    assert await Scrubber(weights, moving, 1.0, least_pause=0.0).scrub_once() is None  # type: ignore[arg-type]
+    assert await EngineScrubber(weights, moving, 1.0, least_pause=0.0).scrub_once() is None  # type: ignore[arg-type]
     weights.position = None
     assert await scrubber(weights).scrub_once() is None
 

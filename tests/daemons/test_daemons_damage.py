@@ -60,7 +60,7 @@ def test_whatever_befalls_a_live_version_is_told_within_seconds_and_mended(swarm
         link.unlink()
         if elsewhere is not None:
             link.symlink_to(elsewhere)
-        actor.wait_for("Trouble", seen, message=lambda m: "made anew" in m)
+        actor.wait_for("Trouble", seen, message=lambda m: "made again" in m)
         assert swarm.current("actor") == swarm.sums[newest]
     swarm.converged(actor, "actor", swarm.publish(model.step(), trainer))
     assert "Traceback" not in actor.stderr

@@ -15,7 +15,7 @@ from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.live_map import LiveMap
 from p2psync.engines.vllm.loader_probe import learn_live_map
 from p2psync.engines.vllm.rank_writer import RankWriter
-from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.ranks import EngineRanks
 from p2psync.errors import EngineError
 
 HEADS, KV, DIM, HIDDEN, INNER, VOCAB, PADDED = 4, 2, 8, 32, 48, 50, 64
@@ -125,7 +125,7 @@ class Served:
         load(self.model, self.trained)
         self.refused: list[str] = []
         self.pauses = 0
-        ranks = Ranks(0, 1)
+        ranks = EngineRanks(0, 1)
         ranks.writer = RankWriter(learned(self.model, self.version), list(parameters(self.model).values()))
         self.writer = ranks.writer
         self.handoff = CommitHandoff()

@@ -187,7 +187,7 @@ def test_a_foreign_directory_at_the_links_path_is_reported_once_and_left_alone(b
     assert (bench.root / "current").is_dir()
     (bench.root / "current").rmdir()
     (line,) = bench.engine.inspect()
-    assert "made anew" in line
+    assert "made again" in line
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"boot":3}', bytes(100), None])

@@ -28,13 +28,13 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
 
     from p2psync.engines.vllm.live_map import check_whole
     from p2psync.engines.vllm.rank_writer import RankWriter
-    from p2psync.engines.vllm.ranks import Ranks
+    from p2psync.engines.vllm.ranks import EngineRanks
 
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=SIZE)
     trained, model = Checkpointed(), Fused(rank, SIZE)
     load(model, trained)
     version = version_of(trained)
-    ranks = Ranks(rank, SIZE)
+    ranks = EngineRanks(rank, SIZE)
     live = learned(model, version)
     ranks.writer = RankWriter(live, list(parameters(model).values()))
     maps = ranks.gather_maps(live)

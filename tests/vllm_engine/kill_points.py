@@ -1,4 +1,4 @@
-"""Ends a worker in the middle of a stage, of what is made ready, or of a commit: for `kill.py`.
+"""Kills a worker in the middle of a stage, a preparation, or a commit: for `kill.py`.
 
 vLLM imports this in each worker (`worker_extension_cls`). P2PSYNC_KILL names a file; once that exists, it says in which
 phase, at which call of it, and on which rank the worker is to be killed.
@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from p2psync.engines.module import staging
-from p2psync.engines.module.staging import Staging
+from p2psync.engines.module.staging import ModuleStaging
 from p2psync.engines.vllm.rank_writer import RankWriter
 
 _calls: Counter[str] = Counter()
 
 
 class KillPoints:
-    """Nothing: to import this is enough."""
+    """Empty: importing this module installs the kill points."""
 
 
 def _point(phase: str) -> None:
@@ -38,7 +38,7 @@ def _point(phase: str) -> None:
 
 def _install() -> None:
     staging.WRITE_GROUP_UNITS = 1  # each block is written by a call of its own
-    put, translate, prepare, write = Staging.put, RankWriter._translate, RankWriter.prepare, RankWriter.write
+    put, translate, prepare, write = ModuleStaging.put, RankWriter._translate, RankWriter.prepare, RankWriter.write
 
     def putting(self: Any, step: int, chunks: Any) -> None:
         put(self, step, chunks)
@@ -57,7 +57,7 @@ def _install() -> None:
         write(self)
         _point("agree")
 
-    Staging.put, RankWriter._translate = putting, translating  # type: ignore[method-assign]
+    ModuleStaging.put, RankWriter._translate = putting, translating  # type: ignore[method-assign]
     RankWriter.prepare, RankWriter.write = preparing, writing  # type: ignore[method-assign]
 
 

@@ -31,7 +31,7 @@ from p2psync.engines.directory.live_slot import LiveSlot
 from p2psync.engines.directory.second_slot import SecondSlot
 from p2psync.engines.directory.slots import disk_errors_as_engine_errors, mirror_files, remove_others
 from p2psync.engines.directory.stage import DirectoryStage
-from p2psync.engines.directory.state import EngineDirectory, SlotName, boot_id, other_slot
+from p2psync.engines.directory.state import DirectoryFiles, SlotName, boot_id, other_slot
 from p2psync.engines.path_checks import check_path, position_of
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
 
@@ -61,12 +61,12 @@ class DirectoryEngine:
         Repairs the link after a crash. After a reboot, or if another process wrote to the live slot, digests it (reads
         all of it). Raises `EngineError` if `root/current` was not made by an engine, or another process keeps it.
         """
-        self._directory = EngineDirectory(root)
+        self._directory = DirectoryFiles(root)
         self._prefill = prefill
         hook = hook or (lambda name: None)
         self._live = LiveSlot(self._directory, boot or boot_id(), hook, self._before_fallback)
         self._second = SecondSlot(self._directory, self._live, chunk_reader, reader_limit, hook)
-        #: What applies the path of the open stage.
+        #: Applies the path of the open stage; None if no stage is open.
         self._applier: PathApplier | None = None
         #: Whether the record of what the weights are was lost.
         self._state_lost = False

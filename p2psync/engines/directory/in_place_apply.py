@@ -222,7 +222,7 @@ class StepApplier:
         return iter_chunk(data, self.rows, self._manifest.block_units, self._base_units)
 
     def _base_units(self, index: int) -> Units:
-        """Returns the base bits of this row, right outside of the blocks that were applied already."""
+        """Returns the base bits of this row. They are valid outside of blocks that were applied already."""
         row = self.rows[index]
         if index in self._old_headers:
             return self._old_headers[index]

@@ -20,7 +20,7 @@ from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory import seals
 from p2psync.engines.directory.in_place_apply import CrashHook
 from p2psync.engines.directory.seals import NO_SEAL
-from p2psync.engines.directory.state import DirectoryState, EngineDirectory, SlotName, other_slot
+from p2psync.engines.directory.state import DirectoryFiles, DirectoryState, SlotName, other_slot
 from p2psync.errors import EngineError, FormatError
 
 
@@ -28,7 +28,7 @@ class LiveSlot:
     """The durable state, the link, and the open checkpoint of the live version."""
 
     def __init__(
-        self, directory: EngineDirectory, boot: str, hook: CrashHook, before_fallback: Callable[[], None]
+        self, directory: DirectoryFiles, boot: str, hook: CrashHook, before_fallback: Callable[[], None]
     ) -> None:
         """boot: id of this boot. before_fallback: called when the live version is found damaged, before the state says
         so."""

@@ -22,7 +22,7 @@ from p2psync.engines.directory.slots import (
     lock_out_readers,
     mirror_files,
 )
-from p2psync.engines.directory.state import EngineDirectory, SlotName, other_slot
+from p2psync.engines.directory.state import DirectoryFiles, SlotName, other_slot
 from p2psync.errors import DigestMismatchError, EngineError, FormatError
 from p2psync.store.records import grant_owner_access
 
@@ -31,7 +31,7 @@ class SecondSlot:
     """The slot that is not live."""
 
     def __init__(
-        self, directory: EngineDirectory, live: LiveSlot, reader: ChunkReader, reader_limit: float, hook: CrashHook
+        self, directory: DirectoryFiles, live: LiveSlot, reader: ChunkReader, reader_limit: float, hook: CrashHook
     ) -> None:
         """reader: reads chunks of the store. reader_limit: seconds to wait for readers of the slot."""
         self._directory = directory

@@ -72,7 +72,7 @@ def boot_id() -> str:
         return uuid.uuid4().hex
 
 
-class EngineDirectory:
+class DirectoryFiles:
     """The directory of one engine: its paths, state file, lock and link."""
 
     def __init__(self, root: Path) -> None:

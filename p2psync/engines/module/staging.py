@@ -154,9 +154,9 @@ class ModuleStaging:
                 self._live_rows[row.spec] = digest_from_bytes(row.digest)
             elif row.spec.kind == Kind.TENSOR:
                 self._buffers[row.spec] = _zeros(row.spec)
-        at_hand = {index for index, row in enumerate(rows) if row.spec in self._live_rows}
+        live_indices = {index for index, row in enumerate(rows) if row.spec in self._live_rows}
         manifest = self._path[0].manifest
-        self._missing[0] = {c for c in self._missing[0] if not at_hand.issuperset(manifest.chunk_rows(c))}
+        self._missing[0] = {c for c in self._missing[0] if not live_indices.issuperset(manifest.chunk_rows(c))}
 
     def _live_digest(self, spec: TensorSpec) -> int | None:
         if spec in self._tensors:
@@ -181,7 +181,7 @@ class ModuleStaging:
                 if measured is not None:
                     self._record(measured)
                 else:
-                    self._apply_block(rows[block.row], block)
+                    self._take_block(rows[block.row], block)
 
     def _decode_chunk(self, data: ChunkBytes) -> list[tuple[Block, _MeasuredChange | None]]:
         """Decodes a chunk, on any thread. A block that no later step can change becomes a change at once."""
@@ -195,7 +195,7 @@ class ModuleStaging:
         alone = len(self._path) == 1 and not self.from_anchor and row.after and row.spec.kind == Kind.TENSOR
         return alone and self._tensors[row.spec].device_bits is None
 
-    def _apply_block(self, row: Row, block: Block) -> None:
+    def _take_block(self, row: Row, block: Block) -> None:
         spec = row.spec
         if not row.after or (self.from_anchor and not self._step and spec in self._live_rows):
             return
@@ -269,7 +269,7 @@ class ModuleStaging:
             self.blobs[spec] = self.blobs[spec].copy()
 
     def _base_units(self, index: int) -> Units:
-        """Returns the base bits of a row in this step, right outside of the blocks that were applied already."""
+        """Returns the base bits of a row in this step. They are valid outside of blocks that were applied already."""
         row = self._path[self._step].manifest.rows()[index]
         spec = row.spec
         if spec.kind != Kind.TENSOR:
@@ -283,8 +283,8 @@ class ModuleStaging:
 
     def _cached_base(self, spec: TensorSpec) -> Units:
         """Returns the base bits of a later step. Keeps those of the last few tensors, one for each thread."""
-        turn, kept = self._base_cache
-        if turn != self._step:
+        step, kept = self._base_cache
+        if step != self._step:
             kept = {}
             self._base_cache = self._step, kept
         if spec not in kept:

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-
 from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
@@ -26,7 +25,7 @@ from p2psync.engines.base_free import make_base_free, needs_base
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, compose_chain, invert_delta, iter_blocks
-from p2psync.engines.offline.rebuild import Progress, check_base_table, rebuild_checkpoint
+from p2psync.engines.offline.rebuild import ReportProgress, check_base_table, rebuild_checkpoint
 from p2psync.errors import FormatError, StoreError, UsageError
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import Manifest, open_signed
@@ -118,7 +117,7 @@ def diff(
     *,
     profile: str = "fast",
     force: bool = False,
-    progress: Progress = _no_progress,
+    progress: ReportProgress = _no_progress,
 ) -> DiffReport:
     """Writes to `out` the delta that leads from checkpoint `old` to `new`. force: replace `out` if it exists.
 
@@ -146,7 +145,9 @@ def diff(
     return DiffReport(**figures, old=str(old), new=str(new), seconds=seconds, gb_per_second=_rate(size, seconds))
 
 
-def apply(old: Path, delta: Path, out: Path, *, force: bool = False, progress: Progress = _no_progress) -> ApplyReport:
+def apply(
+    old: Path, delta: Path, out: Path, *, force: bool = False, progress: ReportProgress = _no_progress
+) -> ApplyReport:
     """Applies `delta` to checkpoint `old`, which stays as it is, and writes the new checkpoint to `out`.
 
     force: replace `out` if it exists and is a checkpoint. Raises `BaseMismatchError` if `old` is not the delta's base,
@@ -201,7 +202,7 @@ def squash(
     *,
     base: Path | None = None,
     force: bool = False,
-    progress: Progress = _no_progress,
+    progress: ReportProgress = _no_progress,
 ) -> DerivedReport:
     """Writes to `out` the one delta, of profile `fast`, that equals the chain of `deltas`.
 
@@ -215,7 +216,7 @@ def squash(
 
 
 def invert(
-    delta: Path, out: Path, *, base: Path | None = None, force: bool = False, progress: Progress = _no_progress
+    delta: Path, out: Path, *, base: Path | None = None, force: bool = False, progress: ReportProgress = _no_progress
 ) -> DerivedReport:
     """Writes to `out` the inverse of `delta`. base and errors: as for `squash`."""
     return _derive([delta], out, lambda chain: invert_delta(chain[0]), base, force=force, progress=progress, swap=True)
@@ -228,7 +229,7 @@ def _derive(
     base: Path | None,
     *,
     force: bool,
-    progress: Progress,
+    progress: ReportProgress,
     swap: bool = False,
 ) -> DerivedReport:
     began = time.monotonic()
@@ -261,7 +262,7 @@ def _derive(
 
 
 def _encode(
-    sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: Progress
+    sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: ReportProgress
 ) -> tuple[Encoding, int]:
     """Encodes every row; returns the encoding, and the digest of `before`, computed beside it."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]

@@ -33,7 +33,7 @@ from p2psync.store.deltafile import DeltaFile
 from p2psync.store.disk import disk_errors, free_bytes, reserve, write_all
 
 #: Called with the bytes done and the bytes in all.
-Progress = Callable[[int, int], None]
+ReportProgress = Callable[[int, int], None]
 
 #: Maximum bytes of all headers of a checkpoint: 2,000 files of 100 kB each.
 MAX_HEADERS_BYTES = 256 << 20
@@ -66,7 +66,7 @@ class _DigestSums:
 
 
 def rebuild_checkpoint(
-    base: Checkpoint, delta: DeltaFile, target: Path, *, single: str | None, progress: Progress
+    base: Checkpoint, delta: DeltaFile, target: Path, *, single: str | None, progress: ReportProgress
 ) -> CheckpointLayout:
     """Applies `delta` to `base` and writes the new checkpoint to `target`; returns its layout.
 

@@ -29,16 +29,16 @@ _MAX_READ_PARAMETER_BYTES = 4 << 20
 _MAX_REREAD_BYTES = 1 << 16
 _FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-_Address = tuple[torch.device, int]
+_MemoryAddress = tuple[torch.device, int]
 
 
-class _Snapshot(NamedTuple):
-    """What a path held. digests: of its value, by the dtype to which it was converted; empty if it was not read.
+class _ValueSnapshot(NamedTuple):
+    """The value at one path. digests: of its value, by the dtype to which it was converted; empty if it was not read.
 
     address: None if it is no tensor. number: the value of a float.
     """
 
-    address: _Address | None
+    address: _MemoryAddress | None
     shape: tuple[int, ...]
     digests: Mapping[object, bytes]
     number: float | None = None
@@ -52,7 +52,7 @@ class _ConvertedCopy(NamedTuple):
     source: torch.Tensor
 
 
-_constructed: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, _Snapshot]] = weakref.WeakKeyDictionary()
+_constructed: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, _ValueSnapshot]] = weakref.WeakKeyDictionary()
 
 
 def record_construction(model: torch.nn.Module) -> None:
@@ -144,7 +144,7 @@ class DerivedTensors:
                 "checkpoint says what it must be: this model cannot be kept exact in this engine"
             )
 
-    def _is_known(self, leaf: Leaf, cached: set[_Address]) -> bool:
+    def _is_known(self, leaf: Leaf, cached: set[_MemoryAddress]) -> bool:
         """Returns whether a forward pass may read it after a commit. Records copies."""
         value, snapshot = leaf.value, self._snapshots.get(leaf.path)
         if isinstance(value, torch.Tensor):
@@ -161,7 +161,7 @@ class DerivedTensors:
             self._copies = [*(other for other in self._copies if other.path != copy.path), copy]
         return copy is not None
 
-    def _is_constant(self, leaf: Leaf, snapshot: _Snapshot | None) -> bool:
+    def _is_constant(self, leaf: Leaf, snapshot: _ValueSnapshot | None) -> bool:
         """Returns whether it equals what was at this path, or at this address, before any weight was loaded."""
         if isinstance(leaf.value, float) and snapshot is None and leaf.value in self._numbers:
             return True  # an object made later that repeats a setting
@@ -177,7 +177,7 @@ class DerivedTensors:
                     return True
         return False
 
-    def _copy_of(self, leaf: Leaf, snapshot: _Snapshot | None) -> _ConvertedCopy | None:
+    def _copy_of(self, leaf: Leaf, snapshot: _ValueSnapshot | None) -> _ConvertedCopy | None:
         """Returns the copy that this tensor is, if its path held a mapped parameter and it has that one's values."""
         if snapshot is None or not isinstance(leaf.value, torch.Tensor):
             return None
@@ -195,16 +195,16 @@ class DerivedTensors:
                 )
 
 
-def _snapshot(value: object, *, read: bool = True) -> _Snapshot:
+def _snapshot(value: object, *, read: bool = True) -> _ValueSnapshot:
     if not isinstance(value, torch.Tensor):
         number = value if isinstance(value, float) else None
-        return _Snapshot(None, (), {type(value): _digest(value)}, number)
+        return _ValueSnapshot(None, (), {type(value): _digest(value)}, number)
     large = isinstance(value, torch.nn.Parameter) and _bytes(value) > _MAX_READ_PARAMETER_BYTES
     digests: dict[object, bytes] = {}
     if read and not large and not value.is_meta:
         kinds = {value.dtype, *_FLOAT_DTYPES} if value.is_floating_point() else {value.dtype}
         digests = {kind: _digest(value.detach().to(kind)) for kind in kinds}
-    return _Snapshot(_address(value), tuple(value.shape), digests)
+    return _ValueSnapshot(_address(value), tuple(value.shape), digests)
 
 
 def _digest(value: object) -> bytes:
@@ -219,11 +219,11 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and _digest(a) == _digest(b)
 
 
-def _address(value: object) -> _Address | None:
+def _address(value: object) -> _MemoryAddress | None:
     return (value.device, value.data_ptr()) if isinstance(value, torch.Tensor) and not value.is_meta else None
 
 
-def _storage(tensor: torch.Tensor) -> _Address:
+def _storage(tensor: torch.Tensor) -> _MemoryAddress:
     return (tensor.device, tensor.untyped_storage().data_ptr())
 
 
@@ -231,9 +231,9 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _cached(model: torch.nn.Module) -> set[_Address]:
+def _cached(model: torch.nn.Module) -> set[_MemoryAddress]:
     """Returns the storages of keys, values and states, which requests fill."""
-    found: set[_Address] = set()
+    found: set[_MemoryAddress] = set()
     for module in model.modules():
         cache = getattr(module, KV_CACHE_ATTRIBUTE, None)
         tensors = cache if isinstance(cache, list | tuple) else [cache]

@@ -20,7 +20,7 @@ from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.equal_tensors import check_still_equal
 from p2psync.engines.vllm.loader_probe import units_to_tensor
 from p2psync.engines.vllm.rank_writer import Edit
-from p2psync.engines.vllm.ranks import Ranks
+from p2psync.engines.vllm.ranks import EngineRanks
 from p2psync.errors import EngineError, UnvouchedError
 from p2psync.protocol.versions import Position
 
@@ -30,7 +30,7 @@ class LiveEngine(ModuleEngine):
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: EngineRanks,
         weights: Mapping[TensorSpec, Units],
         files: Mapping[str, bytes],
         handoff: CommitHandoff,

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _FOREVER = timedelta(days=3650)
 
 
-class _Command(IntEnum):
+class _RankCommand(IntEnum):
     """A command of rank 0 to the other ranks."""
 
     STOP = 0
@@ -36,7 +36,7 @@ class _Command(IntEnum):
     SCRUB = 2
 
 
-class Ranks:
+class EngineRanks:
     """Coordinates this rank's writer with those of the other ranks. All ranks construct theirs at the same time."""
 
     def __init__(self, rank: int, size: int) -> None:
@@ -72,12 +72,12 @@ class Ranks:
 
     def prepare(self, edits: Sequence[Edit]) -> None:
         """At rank 0: makes all ranks prepare the edits. Raises `EngineError` if one of them cannot."""
-        self._send(_Command.PREPARE, edits)
+        self._send(_RankCommand.PREPARE, edits)
         self._run_and_agree(lambda: self.writer.prepare(edits))
 
     def is_intact(self) -> bool:
         """At rank 0: returns whether the live bits of all ranks are what was written last."""
-        self._send(_Command.SCRUB)
+        self._send(_RankCommand.SCRUB)
         try:
             self._run_and_agree(self._check_intact)
         except EngineError:
@@ -86,7 +86,7 @@ class Ranks:
 
     def stop(self) -> None:
         """At rank 0: ends the other ranks' threads."""
-        self._send(_Command.STOP)
+        self._send(_RankCommand.STOP)
 
     def follow(self, on_trouble: Callable[[str], None]) -> threading.Thread:
         """At the other ranks: starts a thread that runs rank 0's commands until it stops or is gone."""
@@ -98,9 +98,9 @@ class Ranks:
         try:
             while True:
                 command, edits = self._receive()
-                if command == _Command.STOP:
+                if command == _RankCommand.STOP:
                     return
-                work = self._check_intact if command == _Command.SCRUB else partial(self.writer.prepare, edits)
+                work = self._check_intact if command == _RankCommand.SCRUB else partial(self.writer.prepare, edits)
                 try:
                     self._run_and_agree(work)
                 except EngineError as error:
@@ -123,21 +123,21 @@ class Ranks:
             self.writer.discard()
             raise EngineError(str(failed) if failed is not None else "another rank could not prepare the version")
 
-    def _send(self, command: _Command, edits: Sequence[Edit] = ()) -> None:
+    def _send(self, command: _RankCommand, edits: Sequence[Edit] = ()) -> None:
         if self.size > 1:
             parts = _pack(edits)
             dist.broadcast(torch.tensor([command, *(part.numel() for part in parts)]), 0, group=self._background_group)
             for part in parts:
                 dist.broadcast(part, 0, group=self._background_group)
 
-    def _receive(self) -> tuple[_Command, list[Edit]]:
+    def _receive(self) -> tuple[_RankCommand, list[Edit]]:
         head = torch.zeros(1 + len(_COMMAND_DTYPES), dtype=torch.int64)
         dist.broadcast(head, 0, group=self._background_group)
         parts = [torch.empty(size, dtype=dtype) for size, dtype in zip(head[1:].tolist(), _COMMAND_DTYPES, strict=True)]
         for part in parts:
             dist.broadcast(part, 0, group=self._background_group)
         tensors = self.writer.tensors
-        return _Command(int(head[0])), _unpack(parts, [spec.unit for spec in tensors])
+        return _RankCommand(int(head[0])), _unpack(parts, [spec.unit for spec in tensors])
 
     # ---- in the pause ----------------------------------------------------------------------------------------------
 
