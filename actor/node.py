@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
+
 from p2psync.arguments import Directory, PublicKeys, as_directory, as_public_keys, host_name, required
 from p2psync.engines.base import ClosableEngine, Engine, InspectableEngine
 from p2psync.engines.relay import RelayEngine

@@ -1,7 +1,7 @@
 """Finds the locations of checkpoints in a listing: the directories (or lone files) that hold a policy, one per step.
 
-It knows the layouts that frameworks write (docs/guides/checkpoints.md names them). A directory that holds safetensors files of
-a model is a checkpoint; a checkpoint within it is another one and never a part of it.
+It knows the layouts that frameworks write (docs/guides/checkpoints.md names them). A directory that holds safetensors
+files of a model is a checkpoint; a checkpoint within it is another one and never a part of it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A pure core over listings: the caller scans the directory (`p2psync.trainer.watch.scanner`), passes the listing and the
 time in, and publishes the checkpoint that `next` returns. A policy is told by its bits: its *fingerprint* is a hash
 over a sample of its weights. Checkpoints that were published, or overtaken by newer ones, are remembered by path and by
-fingerprint, durably, so that no touch, copy, rename or restart brings them back. docs/guides/checkpoints.md has every rule.
+fingerprint, durably, so that no touch, copy, rename or restart brings them back. docs/guides/checkpoints.md has every
+rule.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+
 from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
