@@ -1,4 +1,4 @@
-"""A second implementation of docs/format.md, in plain Python and as slow as that: what the codec is held against."""
+"""A second, slow implementation of docs/format.md in plain Python, which the codec is compared with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The example in docs/format.md is what the codec writes and reads."""
+"""The codec writes and reads the example of docs/format.md."""
 
 import re
 from pathlib import Path
