@@ -56,7 +56,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
-    """Pack byte streams; `unpack_streams` must be told how many there are."""
+    """Pack byte streams. Their number is not stored: `unpack_streams` takes it as an argument."""
     return b"".join(packed_parts(streams))
 
 
