@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
+from p2psync.delta.tensors import ByteArray
 from p2psync.errors import FormatError
 
-ByteArray = NDArray[np.uint8]
 #: Consecutive parts of a byte string, joined only once, where the whole is known.
 ByteParts = Sequence[bytes | bytearray | memoryview]
 
