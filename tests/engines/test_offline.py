@@ -162,7 +162,7 @@ def test_deltas_of_other_block_sizes_squash_and_invert_alike(place: Path, monkey
     chain = [model(), step(model(), 1), step(step(model(), 1), 2)]
     a, b, c = (write(place / str(i), files) for i, files in enumerate(chain))
     with monkeypatch.context() as patched:
-        patched.setattr(encoding, "DELTA_BLOCK", 1 << 16)
+        patched.setattr(encoding, "DELTA_BLOCK_UNITS", 1 << 16)
         offline.diff(a, b, place / "small")
     offline.diff(b, c, place / "d")
     offline.squash([place / "small", place / "d"], place / "squashed")

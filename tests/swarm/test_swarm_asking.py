@@ -256,7 +256,7 @@ def test_one_more_connection_to_a_peer_changes_nothing_but_tells_again_what_is_h
     assert bench.swarm.peer_up("a", False, 1.0)
     (peer,) = bench.swarm.peers
     assert peer is before and peer.asked_bytes == asked_bytes > 0
-    assert [type(a.message).__name__ for a in bench.actions() if hasattr(a, "message")] == ["Have"]
+    assert [type(a.message).__name__ for a in bench.actions() if hasattr(a, "message")] == ["Bitfield"]
     assert list(bench.swarm._transfers[bench.short].rarity) == [1, 1, 1, 1]
 
 
@@ -291,7 +291,7 @@ def test_ending_a_manifest_cancels_every_request_and_tells_everyone() -> None:
     bench.actions()
     bench.swarm.end(bench.id)
     sent = [(a.peer, type(a.message).__name__) for a in bench.actions() if hasattr(a, "message")]
-    assert sorted(sent) == [("a", "Cancel"), ("a", "Gone"), ("b", "Cancel"), ("b", "Gone")]
+    assert sorted(sent) == [("a", "Cancel"), ("a", "DontHave"), ("b", "Cancel"), ("b", "DontHave")]
     assert all(peer.asked_bytes == 0 for peer in bench.swarm.peers)
     bench.swarm.poll(CONFIG.late_after)
     assert bench.swarm.next_wake() == float("inf")
