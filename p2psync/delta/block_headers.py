@@ -11,8 +11,8 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from p2psync.delta.block import Block, block_count, block_range, block_span
-from p2psync.delta.streams import ByteArray, read_varint, varint
-from p2psync.delta.tensors import Row
+from p2psync.delta.streams import read_varint, varint
+from p2psync.delta.tensors import ByteArray, Row
 from p2psync.errors import FormatError
 
 #: Blocks of one body, at most: a block takes a few bytes on the wire, and half a kilobyte in memory.

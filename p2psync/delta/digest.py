@@ -15,10 +15,10 @@ What it protects against. Accidents: a flipped bit (a single unit that differs a
 mix is injective), a wrong base, a block that was missed, applied twice, or applied to the wrong tensor or place, units
 that changed places, a tensor that is missing or is there twice; each escapes with a chance of about 2^-128.
 
-What it does not protect against. An adversary who can choose weights: the sum is linear, so that one who sets some
-hundreds of units freely can steer it to any value by lattice or birthday methods. Against forgery stand the signature
-over the manifest and the BLAKE3 hash of each chunk. It does not tell where a difference is, and a tensor of no units
-adds nothing to it: which tensors there are is told by the manifest's table.
+What it does not protect against. An adversary who can choose weights: the sum is linear, so setting some hundreds of
+units freely steers it to any value by lattice or birthday methods. The signature over the manifest and the BLAKE3 hash
+of each chunk protect against forgery. The digest does not locate a difference, and a tensor of no units adds nothing to
+it: the manifest's table lists the tensors.
 """
 
 from __future__ import annotations

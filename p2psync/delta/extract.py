@@ -106,7 +106,7 @@ class Extraction:
         return self._sparse(start, count, self._scan(start, count))
 
     def block_with_digest(self, spec: TensorSpec, start: int, count: int, sums: int = 0) -> tuple[Block | None, int]:
-        """As `extract_with_digest`. sums: see `unit_loops.scan`; left alone where a side is absent."""
+        """As `extract_with_digest`. sums: see `unit_loops.scan`; not written if an array is absent."""
         self._check(start, count)
         if spec is not self._spec:
             if self._unit != spec.unit:

@@ -26,7 +26,6 @@ _U = np.uint64
 _ONE = _U(1)
 _UNIT = np.empty(0, np.uint16)
 WordArray = NDArray[np.uint64]
-ByteArray = NDArray[np.uint8]
 #: Scales are counted in one of this many groups.
 _SAMPLED_GROUPS = 64
 

@@ -13,11 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import zstandard
-from numpy.typing import NDArray
 
+from p2psync.delta.tensors import ByteArray
 from p2psync.errors import FormatError
 
-ByteArray = NDArray[np.uint8]
 #: Consecutive parts of a byte string, joined only once, where the whole is known.
 ByteParts = Sequence[bytes | bytearray | memoryview]
 
@@ -56,7 +55,7 @@ def read_varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
-    """Pack byte streams; `unpack_streams` must be told how many there are."""
+    """Pack byte streams. Their number is not stored: `unpack_streams` takes it as an argument."""
     return b"".join(packed_parts(streams))
 
 

@@ -60,6 +60,8 @@ _Shape = Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
 
 #: A flat array of unsigned units (u1, u2, u4 or u8): the bits of one tensor.
 Units = NDArray[np.unsignedinteger]
+#: A flat array of bytes.
+ByteArray = NDArray[np.uint8]
 
 
 class Kind(IntEnum):

@@ -108,7 +108,7 @@ class BadChunk(msgspec.Struct, frozen=True, array_like=True):
 class Subscribe(msgspec.Struct, frozen=True, array_like=True):
     """Asks a parent for every chunk of a manifest as soon as it has it, along the plan's trees, without requests.
 
-    wanted: False ends the subscription. A Bitfield tells which chunks the sender holds already.
+    wanted: False ends the subscription. A Bitfield lists the chunks that the sender holds already.
     """
 
     manifest: bytes

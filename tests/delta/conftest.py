@@ -1,4 +1,4 @@
-"""Kernels are compiled once for all workers: a second one waits for the first rather than compile the same."""
+"""Compiles the loops once for all test workers: a second worker waits for the first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of the codec share: tensors of every dtype, with the bit patterns that go wrong elsewhere."""
+"""Shared by the codec's tests: tensors of every dtype, with special bit patterns, and encode and apply helpers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def random_units(rng: np.random.Generator, unit: np.dtype, count: int) -> Units:
 
 
 def change(rng: np.random.Generator, old: Units, density: float, kind: str) -> Units:
-    """A copy of `old` in which about `density` of the units differ: by one, by little, or by anything."""
+    """A copy of `old` in which about `density` of the units differ: by one, by a few, or by any step."""
     new = old.copy()
     where = np.flatnonzero(rng.random(old.size) < density)
     if kind == "any":
@@ -83,7 +83,7 @@ def decode(chunks: Sequence[EncodedChunk], rows: Sequence[Row], block_units: int
 
 
 def apply_all(rows: Sequence[Row], old: Tensors, blocks: Sequence[Block]) -> list[Units]:
-    """What an actor does: patch copies of what is there, zeros where nothing is."""
+    """Apply blocks as an actor does: to copies of existing tensors, and to zeros for added ones."""
     live = [
         np.zeros(row.spec.count, row.spec.unit) if units is None else units.copy()
         for row, units in zip(rows, old, strict=True)

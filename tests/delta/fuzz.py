@@ -35,16 +35,16 @@ from fuzz_samples import FuzzSample, make_pool
 
 from p2psync.errors import FormatError, TrustError
 
-#: Inputs that share a pool of honest samples, and how many samples it has.
+#: Inputs that share a pool of valid samples, and the number of these samples.
 BATCH, POOL = 10_000, 10
 _DIGITS = re.compile(r"-?\d+")
-#: One input that takes longer (seconds) is a hang: the process is ended with a trace.
+#: Seconds after which an input counts as a hang: the process ends with a trace.
 HANG = 60
 
 
 @dataclass
 class Report:
-    """What came of a run; times in seconds, memory in bytes."""
+    """The result of a run; times in seconds, memory in bytes."""
 
     inputs: int = 0
     accepted: int = 0
@@ -78,7 +78,7 @@ def run(seed: int, begin: int, end: int, note: Callable[[int], None] = lambda _:
 
 
 def prepare(seed: int, number: int, pool: list[FuzzSample]) -> tuple[str, Callable[[], None]]:
-    """How an input was made, and what decodes and judges it."""
+    """How an input was made, and the function that decodes and checks it."""
     choice = random.Random(seed << 40 | number)
     kind = choice.random()
     if kind < 0.85:
@@ -115,7 +115,7 @@ def _try(report: Report, number: int, how: str, judge: Callable[[], None]) -> No
 
 
 def _shape(message: str) -> str:
-    """An error's text without what else differs from input to input."""
+    """An error's text without the details that differ from input to input."""
     message = re.sub(r"unpack: .*", "unpack: …", message)
     message = re.sub(r"(broken|signed manifest|not a manifest): .*", r"\1: …", message)
     message = re.sub(r"unknown dtype .*", "unknown dtype …", message)
@@ -156,7 +156,7 @@ def _figures(reports: list[Report], seconds: float) -> dict[str, Any]:
 
 
 def _work(seed: int, begin: int, end: int, place: Path) -> None:
-    """A process of its own: its report goes to a file, and every number to another before it is tried."""
+    """Run in a process of its own: writes its report to a file, and each number to another before trying it."""
     faulthandler.enable()
     with place.with_suffix(".at").open("wb", buffering=0) as at:
 
@@ -194,7 +194,7 @@ def _spread(seed: int, inputs: int, processes: int) -> tuple[list[Report], list[
 
 
 def main() -> int:
-    """The command line; 1 if there was a fault."""
+    """The command line. Returns 1 if there was a fault."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--inputs", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)

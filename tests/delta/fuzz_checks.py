@@ -1,4 +1,4 @@
-"""What is promised of whatever is accepted; each raises an `AssertionError` where it does not hold."""
+"""The promises about accepted input; each check raises an `AssertionError` for a broken one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 
 
 def chunk(given: Input) -> None:
-    """Decode a chunk; what comes out are blocks on the grid, of the right unit, with rising positions."""
+    """Decode a chunk; its blocks lie on the grid, with the right unit and rising positions."""
     blocks = decode_chunk(given.data, given.rows, given.block_units, given.base, given.history)
     assert blocks
     block_keys = [(block.row, block.start) for block in blocks]
@@ -41,7 +41,7 @@ def chunk(given: Input) -> None:
 
 
 def body(data: bytes) -> None:
-    """Decode a manifest's body; what comes out can be used in every way in which a node uses it."""
+    """Decode a manifest's body; the manifest can be used in every way in which a node uses it."""
     check(decode_body(data))
 
 
@@ -52,7 +52,7 @@ def signed(data: bytes) -> None:
 
 
 def check(manifest: Manifest) -> None:
-    """Every number within its bounds, every row a tensor that can be named, counted and cut into blocks."""
+    """Check that every number is within its bounds, and every row is a tensor that can be cut into blocks."""
     rows = manifest.rows()
     for row in rows:
         Kind(row.spec.kind)

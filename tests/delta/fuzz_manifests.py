@@ -1,4 +1,4 @@
-"""What a liar may do to a manifest: to its bytes, its fields, its table, and the signed envelope."""
+"""Mutations of manifests: of their bytes, fields, table, and signed envelope."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def draw_signed(choice: random.Random, pool: Sequence[FuzzSample]) -> tuple[byte
 
 
 def blind(choice: random.Random, data: bytes) -> bytes:
-    """Bits, bytes and lengths changed without regard to what they mean."""
+    """Change bits, bytes and lengths, without regard to their meaning."""
     forged = bytearray(data)
     for _ in range(choice.choice((1, 1, 2, 4))):
         at = choice.randrange(len(forged))
@@ -90,7 +90,7 @@ def blind(choice: random.Random, data: bytes) -> bytes:
 
 
 def _value(choice: random.Random, value: Any) -> Any:
-    """Something else in the place of a value, of its type or not."""
+    """Another value, of the same type or not."""
     if choice.random() < 0.3:
         return choice.choice(_OTHER)
     if isinstance(value, list):
@@ -111,7 +111,7 @@ def _value(choice: random.Random, value: Any) -> Any:
 
 
 def _table(choice: random.Random, rows: list[Any]) -> Any:
-    """Rows with one field changed, moved, or there twice."""
+    """Rows with one field changed, moved or doubled."""
     row = choice.choice(rows)
     spec = row[0]
     match choice.randrange(9):
@@ -139,7 +139,7 @@ def _table(choice: random.Random, rows: list[Any]) -> Any:
 
 
 def _packed(choice: random.Random, sample: FuzzSample) -> bytes:
-    """A table whose packing lies."""
+    """A table with a forged packing."""
     raw = msgspec.msgpack.encode(sample.manifest.rows())
     frame = _COMPRESSOR.compress(raw)
     size = choice.choice((1 << 10, 1 << 16, 1 << 20, 4 << 20))

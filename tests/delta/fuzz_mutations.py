@@ -19,7 +19,7 @@ from p2psync.delta.history import ChangeHistory, HistoryLookup
 from p2psync.delta.streams import pack_streams, read_varint, varint
 from p2psync.delta.tensors import Row, Units
 
-#: Bytes that a bomb unpacks to; small ones are enough mostly.
+#: Bytes that a bomb unpacks to; mostly small ones.
 _BOMBS = (1 << 10,) * 6 + (1 << 16,) * 6 + (1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20)
 _FAST, _TIGHT = b"\x70\x01", b"\x70\x02"
 Base = Callable[[int], Units] | None
@@ -27,7 +27,7 @@ Base = Callable[[int], Units] | None
 
 @dataclass(frozen=True)
 class Input:
-    """What `decode_chunk` is given."""
+    """The arguments of `decode_chunk`."""
 
     data: bytes
     rows: Sequence[Row]
@@ -57,7 +57,7 @@ def draw(choice: random.Random, pool: Sequence[FuzzSample]) -> Input:
 
 
 def _against(choice: random.Random, given: Input, sample: FuzzSample, pool: Sequence[FuzzSample]) -> Input:
-    """The same chunk, read against something else."""
+    """The same chunk with another table, base or history."""
     old = sample.old
     rng = np.random.default_rng(choice.getrandbits(32))
     match choice.randrange(9):
@@ -91,7 +91,7 @@ def _base(old: Sequence[Units | None], row: int) -> Units:
 
 
 def _of(row: Row) -> Units:
-    """Zeros, where they are few enough to have."""
+    """Zeros, unless they are too many to allocate."""
     return np.zeros(row.spec.count if row.spec.count < 1 << 21 else 0, row.spec.unit)
 
 
@@ -99,7 +99,7 @@ def _of(row: Row) -> Units:
 
 
 def flip(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
-    """Turn bits, mostly where the structure is: near the beginning."""
+    """Flip bits, mostly near the beginning, where the structure is."""
     forged = bytearray(data)
     for _ in range(choice.choice((1, 1, 2, 8))):
         reach = len(forged) if choice.random() < 0.5 else min(len(forged), 200)
@@ -136,7 +136,7 @@ def cut(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes
 
 
 def extend(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
-    """Let something follow."""
+    """Append bytes."""
     other = choice.choice(choice.choice(pool[2:]).chunks)
     return data + choice.choice((b"\0", choice.randbytes(9), bytes(5000), data, other))
 
@@ -176,14 +176,14 @@ def streams(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> b
 
 
 def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
-    """Profile `tight`: change tables, heads, symbols, signs or the rest. Others: as `streams`."""
+    """Profile `tight`: change tables, headers, symbols, signs or the rest. Others: as `streams`."""
     if data[0] == 0x70 and len(data) > 1 and data[1] in fuzz_tight.CODES:
         return fuzz_tight.parts(choice, data, pool)
     return streams(choice, data, pool) if data[:2] == _FAST else flip(choice, data, pool)
 
 
 def bomb(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
-    """Little that claims, or unpacks to, much."""
+    """A few bytes that claim to be, or unpack to, many."""
     size = choice.choice(_BOMBS)
     piece = choice.choice((b"\0", b"\0\0\1", b"\4\0\1", b"\0\0\x80\x80\4", b"\2\0", b"\6\0", b"\xff", b"\1\1\1"))
     raw = piece * (size // len(piece))

@@ -1,4 +1,4 @@
-"""Honest chunks and manifests, of every kind that the codec knows: what the fuzzer mutates."""
+"""Valid chunks and manifests of every kind, which the fuzzer mutates."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def make_sample(seed: int, *, large: bool = False) -> FuzzSample:
 
 
 def _histories(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> HistoryLookup:
-    """Any directions of none, few, many or all units; some tensors have none."""
+    """Histories with random directions of none, few, many or all units; some tensors have no history."""
     found: dict[int, ChangeHistory] = {}
     for index, row in enumerate(rows):
         if row.spec.width == 2 and choice.random() < 0.8:
@@ -139,7 +139,7 @@ def plain_rows(rows: Sequence[Row]) -> list[list[object]]:
 
 
 def other_rows(choice: random.Random, rows: Sequence[Row]) -> list[Row]:
-    """A table like `rows` that is not it: a tensor less, of another size, dtype or state."""
+    """A table that differs from `rows`: a tensor less, or one of another size, dtype or state."""
     found = list(rows)
     k = choice.randrange(len(found))
     one = found[k].spec

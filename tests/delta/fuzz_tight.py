@@ -1,4 +1,4 @@
-"""What a liar may do to the parts of chunks of profile `tight`, with a history and without. See `fuzz_mutations`."""
+"""Mutations of the parts of `tight` chunks, with and without a history. See `fuzz_mutations`."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
 
 CODES = (2, 3)
-#: Of what `take_apart` gives for a chunk with a history: where the part of known units begins, and the signs.
+#: Indices into the parts of a chunk with a history (`take_apart`): the part of known units, and the signs.
 _KNOWN, _SIGNS = 3, 6
 
 
 def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> bytes:
-    """Change tables, heads, symbols, signs or the rest."""
+    """Change tables, headers, symbols, signs or the rest."""
     split = take_apart(data)
     if split is None:
         return data
@@ -42,7 +42,7 @@ def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> byt
 
 
 def _sides(choice: random.Random, found: list[bytes]) -> list[bytes]:
-    """Change what only a chunk with a history has: two sides, and signs."""
+    """Change what only a chunk with a history has: the second part, and the signs."""
     signs = found[_SIGNS]
     match choice.randrange(7):
         case 0:

@@ -1,4 +1,4 @@
-"""What mutations of any profile change: streams, varints, bytes. See `fuzz_mutations`."""
+"""Mutations that all profiles share: of streams, varints and bytes. See `fuzz_mutations`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EDGE_BYTES = (0, 1, 2, 11, 12, 15, 16, 20, 21, 47, 48, 49, 127, 128, 254, 255)
 
 @functools.lru_cache(maxsize=64)
 def apart(body: bytes, count: int) -> tuple[bytes, ...] | None:
-    """The streams of a body; None where it is broken."""
+    """The streams of a body; None if it is malformed."""
     try:
         return tuple(stream.tobytes() for stream in unpack_streams(memoryview(body), count, MAX_CHUNK_BYTES))
     except Exception:
@@ -41,7 +41,7 @@ def apart(body: bytes, count: int) -> tuple[bytes, ...] | None:
 
 
 def pack(choice: random.Random, found: Sequence[bytes]) -> bytes:
-    """Streams as an encoder packs them, or, which is faster, each as it is."""
+    """Streams as an encoder packs them, or, which is faster, uncompressed."""
     if choice.random() < 0.2:
         return pack_streams(found)
     head = b"".join(varint(len(stream)) + (b"\0" if stream else b"") for stream in found)
@@ -49,12 +49,12 @@ def pack(choice: random.Random, found: Sequence[bytes]) -> bytes:
 
 
 def number(choice: random.Random, value: int) -> int:
-    """Another number for one."""
+    """A mutation of a number."""
     return choice.choice((*EDGE_NUMBERS, max(value - 1, 0), value + 1, 2 * value)) & ((1 << 35) - 1)
 
 
 def numbers(choice: random.Random, data: bytes) -> bytes:
-    """Varints, one of which is changed, left out, or there twice."""
+    """Varints with one changed, left out or doubled."""
     view, at, found = memoryview(data), 0, []
     while at < len(data) and len(found) < 1 << 16:
         try:

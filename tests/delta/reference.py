@@ -1,4 +1,4 @@
-"""A second implementation of docs/reference/formats.md, in plain and slow Python, to compare the codec with."""
+"""A second, slow implementation of docs/reference/formats.md in plain Python, which the codec is compared with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import zstandard
 from blake3 import blake3
-
 from p2psync.delta.tensors import Row, TensorSpec
 
 M64 = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""A second implementation of profile `tight` of docs/reference/formats.md, in plain Python."""
+"""A second implementation of profile `tight` of docs/reference/formats.md in plain Python, which the codec is compared with."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 
 import reference
 import zstandard
-
 from p2psync.delta.tensors import Row
 
 Steps = dict[tuple[int, int], int]
-#: Of a row, which may have none: for each unit whether it is known, and whether it went down last.
+#: Returns a row's history, or None: for each unit whether it is known, and whether its last step was negative.
 HistoryLookup = Callable[[int], Sequence[Sequence[int]] | None]
 
 
@@ -38,7 +37,7 @@ def read_chunk(
 
         found = read_part(meta, symbols, *given, lambda row, unit: not known(row, unit))
         steps = read_part(known_meta, known_symbols, *given, known, signed=not signs)
-        found = join(found, turn(steps, signs, history) if signs else steps, min(block_units, 1 << 20))
+        found = join(found, apply_signs(steps, signs, history) if signs else steps, min(block_units, 1 << 20))
     if rest:
         found += reference.read_chunk(b"\x70\x01" + rest, rows, block_units)
     return sorted(found, key=min)
@@ -62,11 +61,11 @@ def read_part(
     rows: Sequence[Row],
     block_units: int,
     base: Callable[[int], Sequence[int]],
-    meant: Callable[[int, int], bool],
+    selected: Callable[[int, int], bool],
     *,
     signed: bool = True,
 ) -> list[Steps]:
-    """Of each block the steps of units that are `meant`."""
+    """For each block the steps of the units that are `selected`."""
     found: list[Steps] = []
     if not meta:
         return found
@@ -78,49 +77,49 @@ def read_part(
         while bits.take(1) == 0:
             pass
         bits.state = bits.take(11)
-        places: list[list[int]] = [[] for _ in sizes]
+        units_of: list[list[int]] = [[] for _ in sizes]
         for unit in range(start, start + units):
-            if meant(row, unit):
-                places[class_of(old[unit - start], window)].append(unit)
+            if selected(row, unit):
+                units_of[class_of(old[unit - start], window)].append(unit)
         steps: Steps = {}
         for c, size in enumerate(sizes):
             index = -1
             for _ in range(size):
                 gap, step = read_change(bits, shifts[c], owners[c], extra_owners[c], signed)
                 index += gap + 1
-                steps[row, places[c][index]] = step
+                steps[row, units_of[c][index]] = step
         assert bits.at == 8 * len(bits.data)
         assert bits.state == 0
         found.append(dict(sorted(steps.items())))
     return found
 
 
-def turn(blocks: list[Steps], signs: bytes, history: HistoryLookup) -> list[Steps]:
-    """The blocks, whose steps are all positive, with their signs."""
-    rice, usual = divmod(signs[0], 2)
+def apply_signs(blocks: list[Steps], signs: bytes, history: HistoryLookup) -> list[Steps]:
+    """Apply the signs to blocks whose steps are all positive."""
+    rice, continues = divmod(signs[0], 2)
     count, at = varint(signs, 1)
-    bits, place, residuals = Bits(signs[at:]), -1, set()
+    bits, number, residuals = Bits(signs[at:]), -1, set()
     for _ in range(count):
         high = 0
         while bits.take(1):
             high += 1
-        place += (high << rice) + bits.take(rice) + 1
-        residuals.add(place)
-    turned, passed = [], 0
+        number += (high << rice) + bits.take(rice) + 1
+        residuals.add(number)
+    signed_blocks, passed = [], 0
     for steps in blocks:
-        turned.append({})
+        signed_blocks.append({})
         for (row, unit), step in steps.items():
             bits_of = history(row)
             assert bits_of is not None
-            goes_on = usual == 1 if passed not in residuals else usual == 0
-            down = (bits_of[1][unit] == 1) == goes_on
-            turned[-1][row, unit] = -step % 65536 if down else step
+            same_direction = continues == 1 if passed not in residuals else continues == 0
+            down = (bits_of[1][unit] == 1) == same_direction
+            signed_blocks[-1][row, unit] = -step % 65536 if down else step
             passed += 1
-    return turned
+    return signed_blocks
 
 
 def join(others: list[Steps], known: list[Steps], span: int) -> list[Steps]:
-    """Blocks of both; those of one place as one."""
+    """The blocks of both parts; blocks of one range are joined."""
     found: dict[tuple[int, int], Steps] = {}
     for steps in others + known:
         row, unit = min(steps)
@@ -177,7 +176,7 @@ def read_tables(data: bytes) -> tuple[list[int], list[int], list[list[int]], lis
 
 
 def spread(levels: list[int]) -> list[int]:
-    """The symbol of each state; none where no symbol has a level."""
+    """The symbol of each state; empty if no symbol has a level."""
     weights = [(4 + (level - 2) % 4) * 2 ** ((level - 2) // 4) if level > 1 else 0 for level in levels]
     left = 2048 - sum(level > 0 for level in levels)
     owners, place, done = [-1] * 2048, 0, 0
@@ -216,7 +215,7 @@ def class_of(unit: int, window: list[int]) -> int:
 
 
 class Bits:
-    """Bits of bytes, the lowest of each first."""
+    """The bits of bytes, the lowest of each byte first."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.at, self.state = data, 0, 0
@@ -229,7 +228,7 @@ class Bits:
         return value
 
     def symbol(self, owners: list[int]) -> int:
-        """The symbol of the state, which goes on."""
+        """Read a symbol: returns the state's symbol and computes the next state."""
         symbol = owners[self.state]
         # Of the symbol's states this is number so many, and it has so many in all.
         number, count = owners[: self.state].count(symbol), owners.count(symbol)

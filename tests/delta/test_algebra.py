@@ -1,4 +1,4 @@
-"""Blocks are a group: they compose, invert and associate exactly, and touch nothing but what they name."""
+"""Blocks form a group: they compose, invert and associate exactly, and write only to their own units."""
 
 import numpy as np
 import pytest

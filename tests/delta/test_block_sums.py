@@ -1,4 +1,4 @@
-"""Block sums: what scans sum up is what the definition says, and every flipped bit changes it."""
+"""Block sums: scans compute the defined sums, and every flipped bit changes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes are found and ranked block after block: what comes out does not depend on where that stops in between."""
+"""The change finder: its chunks do not depend on where the compiled loop returns in between."""
 
 import threading
 
@@ -14,7 +14,7 @@ from p2psync.delta.tensors import Row
 from p2psync.delta.tight import scratch, symbols, writer
 from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
-#: Of each block the share of units that change: none, few, nearly all, all, and so that classes shift.
+#: The share of changed units of each block: none, few, nearly all, all, in an order that changes the classes.
 DENSITIES = (0.0, 0.01, 0.9, 1.0, 0.02, 0.0, 0.3, 0.01, 0.9, 0.05, 0.01, 0.001)
 
 
@@ -83,7 +83,7 @@ def test_change_finder_moves_a_waiting_block_to_the_next_chunk():
 
 
 def test_change_finder_moves_a_waiting_block_to_a_fast_chunk():
-    """There, positions and steps are coded that were found, and not what was ranked."""
+    """A fast chunk is coded from positions and steps, and not from class indices."""
     rng = np.random.default_rng(5)
     old = np.full(GRID * 8, 0x3F80, np.uint16)
     new = old.copy()

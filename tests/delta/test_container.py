@@ -1,4 +1,4 @@
-"""Chunks: what goes in comes out, bit for bit, in any order; sizes, digests and counts are as promised."""
+"""Chunks: exact round trips in any order; bounded sizes, right digests and counts."""
 
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise

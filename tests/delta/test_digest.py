@@ -1,4 +1,4 @@
-"""The digest: what it is, what it notices, and that parts of it add up."""
+"""The digest: its definition, the changes that it detects, and sums of parts."""
 
 import numpy as np
 import pytest

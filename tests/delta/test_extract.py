@@ -1,4 +1,4 @@
-"""Extraction: exactly the units whose bits differ, wherever the arrays lie."""
+"""Extraction finds exactly the units whose bits differ, at any alignment."""
 
 import numpy as np
 import pytest

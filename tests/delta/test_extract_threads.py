@@ -1,4 +1,4 @@
-"""Several threads may extract at the same time, also when they are the first."""
+"""Extraction in several threads at the same time, also at the first call."""
 
 from __future__ import annotations
 

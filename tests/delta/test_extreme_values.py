@@ -1,4 +1,4 @@
-"""Nothing changed, everything changed, and data chosen to be bad: sizes are bounded, and all of it comes back."""
+"""Unchanged, wholly changed and adversarial data: sizes are bounded, and all of it round-trips."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from p2psync.delta.streams import pack_streams
 from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
 from p2psync.errors import FormatError
 
-#: No chunk takes more than its blocks sent whole, so many bytes for itself, and so many for each block.
+#: Bytes that a chunk, and each of its blocks, may take beyond the units of its blocks.
 CHUNK_BYTES, BLOCK_BYTES = 112, 15
 SPARSE = (0.0, 1e-5, 0.01, 0.5, 0.97, 1.0)
 
@@ -103,7 +103,7 @@ def test_single_unit_tensors_take_a_few_bytes_each(profile):
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_chunk_of_random_steps_after_a_typical_block_is_bounded(profile):
-    """The first block of a chunk speaks well for classes and ranks; the next is noise, nearly everywhere."""
+    """The first block of a chunk suits class indices; the next is noise, nearly everywhere."""
     rng = np.random.default_rng(0)
     first = np.full(60_000, 0x3F80, np.uint16)
     old = np.full(1 << 20, 0x3F80, np.uint16)
@@ -118,7 +118,7 @@ def test_chunk_of_random_steps_after_a_typical_block_is_bounded(profile):
 @pytest.mark.parametrize("density", [0.02, 0.085, 0.33, 0.66])
 @pytest.mark.parametrize("profile", PROFILES)
 def test_chunk_stays_within_its_limit_after_cheap_chunks(density, profile):
-    """Steps that take a bit or two each, then steps that take as many as there are."""
+    """Steps that take a bit or two each, then steps that take all their bits."""
     rng = np.random.default_rng(2)
     old = np.full(8 << 20, 0x3F80, np.uint16)
     where = np.flatnonzero(rng.random(old.size) < density)
@@ -166,7 +166,7 @@ def test_artificial_changes_round_trip(profile, worst, scales):
 
 @pytest.mark.parametrize("units", [256, 2048, 8192])
 def test_many_small_tensors_take_the_same_in_both_profiles(units):
-    """Heads are a large share of small blocks, and larger where each tells the changes of every class."""
+    """Headers are a large share of small blocks, and larger if they hold a number for every class."""
     rng = np.random.default_rng(6)
     rows = [Row(spec("BF16", (units,), f"{k:04d}"), True, True) for k in range(400)]
     masters = [rng.standard_normal(units).astype(np.float32) * np.float32(0.03) for _ in rows]
@@ -182,7 +182,7 @@ def many_blocks(count):
 
 
 def test_reader_refuses_more_blocks_than_the_limit():
-    """A block takes half a kilobyte and a hundredth of a millisecond, and next to nothing on the wire."""
+    """A block takes half a kilobyte of memory and a hundredth of a millisecond, but few bytes on the wire."""
     rows = [Row(spec("BF16", (1 << 40,)), True, True)]
     assert len(decode_chunk(many_blocks(MAX_BODY_BLOCKS), rows, GRID)) == MAX_BODY_BLOCKS
     assert len(many_blocks(MAX_BODY_BLOCKS + 1)) < 200

@@ -1,4 +1,4 @@
-"""The example in docs/reference/formats.md is what the codec writes and reads."""
+"""The codec writes and reads the example of docs/reference/formats.md."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import reference
 from delta_parts import encode
-
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import digest_bytes, digest_units, tensor_id
 from p2psync.delta.tensors import Row, TensorSpec

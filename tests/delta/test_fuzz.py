@@ -30,7 +30,7 @@ def test_fuzzer_splits_tight_chunks_with_and_without_history():
 
 
 def test_fuzzer_finds_a_planted_fault():
-    """The judge of the judge: an error that is not of the promised type, and blocks that break a promise."""
+    """Plants an error of another type, and blocks that break a promise."""
     report = fuzz.Report()
     for wrong in (ValueError("no"), AssertionError(), MemoryError(), fuzz.FormatError("two\nlines")):
 

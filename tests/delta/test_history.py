@@ -1,4 +1,4 @@
-"""The last direction of each unit: what is recorded, units parted by it, and signs told by it."""
+"""Change histories: recording, selection of units, and sign residuals."""
 
 from __future__ import annotations
 
@@ -164,11 +164,11 @@ def test_sign_residuals_restore_every_sign(seeds: list[int], share: float) -> No
 def test_sign_residuals_of_predictable_steps_take_less_than_a_bit() -> None:
     where, steps = change(1, 1.0)
     for later in (steps, np.negative(steps)):
-        surprising = later.copy()
-        surprising[::20] = np.negative(surprising[::20])
-        blocks = [(history_of((where, steps)), (where, surprising))]
+        with_residuals = later.copy()
+        with_residuals[::20] = np.negative(with_residuals[::20])
+        blocks = [(history_of((where, steps)), (where, with_residuals))]
         assert 8 * len(write(blocks)) < 0.35 * where.size
-        assert np.array_equal(read(write(blocks), blocks)[0], surprising)
+        assert np.array_equal(read(write(blocks), blocks)[0], with_residuals)
 
 
 @settings(deadline=None)

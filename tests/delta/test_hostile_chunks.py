@@ -1,4 +1,4 @@
-"""Chunks from a liar: a `FormatError` or a valid decode, nothing else, in bounded time and memory."""
+"""Forged chunks: a `FormatError` or a valid decode, in bounded time and memory."""
 
 import time
 import tracemalloc
@@ -34,7 +34,7 @@ def sample(seed=0, density=0.02):
 
 
 def judge(data):
-    """Decode, and hold a decode that succeeds to what is promised of it; True if it did."""
+    """Decode, and check the promises about a successful decode; returns whether it succeeded."""
     try:
         blocks = decode_chunk(data, ROWS, GRID)
     except FormatError as error:
@@ -110,7 +110,7 @@ def test_random_mutations_are_refused_or_decode_to_valid_blocks(seed):
 
 
 def test_mutated_streams_are_refused_or_decode_to_valid_blocks():
-    """Mutations of compressed bytes seldom get past zstandard; these do."""
+    """Mutations of compressed bytes are mostly refused by zstandard; these are not."""
     generator = np.random.default_rng(9)
     plain = body_streams()
     for _ in range(6000):
@@ -205,7 +205,7 @@ def test_largest_small_step_of_a_byte_is_valid():
 
 
 def test_block_headers_cannot_name_a_block_twice():
-    """Indices within a row are differences less one, so that they rise whatever they say."""
+    """Indices within a row are coded as differences less one, so any value rises."""
     found = decode_chunk(one_block(head=(0, 0, 1, 0, 0, 1), gaps=(5, 5), codes=(1, 1)), ROWS, GRID)
     assert [block.start for block in found] == [0, GRID]
 

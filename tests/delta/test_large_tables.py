@@ -1,4 +1,4 @@
-"""Models of 8-bit weights, and of as many tensors as a mixture of experts has."""
+"""Tables of 8-bit weights, and of as many tensors as a mixture of experts has."""
 
 import msgspec
 import numpy as np

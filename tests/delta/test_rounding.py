@@ -1,4 +1,4 @@
-"""Masters are rounded to the bits that torch rounds them to, for every pattern there is."""
+"""Rounding gives the bits of torch, for every pattern."""
 
 from __future__ import annotations
 

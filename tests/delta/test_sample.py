@@ -1,4 +1,4 @@
-"""What is looked at before coding: the same of copies and of blocks found elsewhere, a fair share, worth its time."""
+"""Samples before coding: equal for copies and for found blocks, representative, and worth their time."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_sample_of_every_piece_holds_all_changes():
 
 
 def test_sample_covers_matrix_columns_evenly():
-    """Of 64 columns of pieces each is met, though the stretches have as many pieces as a row."""
+    """Each of 64 columns of pieces is sampled, though stretches have as many pieces as a row."""
     columns = np.tile(np.repeat(np.arange(64, dtype=np.uint16) << 7, 256), 2000)
     units = sample_copies(address(columns), address(columns), 3, 0, columns.size, 64).units
     assert (units[:64] > 0).all()

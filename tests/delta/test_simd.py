@@ -1,4 +1,4 @@
-"""Reading profile `tight`: memory that is kept from chunk to chunk, and the vector operations that place changes."""
+"""Readers of profile `tight`: their scratch memory, and the SIMD operations that locate changes."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Symbols of profile `tight`: what they cost, what comes back, and what is refused."""
+"""Symbols of profile `tight`: their cost, their round trip, and refused input."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def changes(sizes, seed=0, near=0.02):
 
 
 def by_class(sizes, items):
-    """Items of blocks, block after block and in each class after class, as the writer wants them: class after class."""
+    """Reorder items from block after block to class after class, as the writer takes them."""
     rows = np.zeros((sizes.shape[1], items.size), np.uint64)
     parts = np.split(items, np.cumsum(sizes.ravel())[:-1])
     for c, row in enumerate(rows):
@@ -35,27 +35,27 @@ def by_class(sizes, items):
 
 def write(sizes, gaps, steps, signs=True):
     sizes = np.array(sizes, np.int64)
-    items = by_class(sizes, ranks_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
+    items = by_class(sizes, indices_of(sizes, gaps).astype(np.uint64) | steps.astype(np.uint64) << np.uint64(32))
     totals = np.full(sizes.shape[1], int((gaps + 1).sum()) + 1)
     tables = SymbolTables.choose(WINDOW, totals, sizes, items, signs)
-    room = np.empty(symbols.most_bytes(gaps.size, len(sizes)), np.uint8)
+    out = np.empty(symbols.symbol_bytes_bound(gaps.size, len(sizes)), np.uint8)
     ends = np.empty(len(sizes), np.int64)
-    used = symbols.write_symbols(sizes, items, *tables.encode_tables(signs), room, ends)
-    return tables, room[room.size - used :].copy(), ends
+    used = symbols.write_symbols(sizes, items, *tables.encode_tables(signs), out, ends)
+    return tables, out[out.size - used :].copy(), ends
 
 
 def read(tables, data, begins, ends, sizes, signs=True):
-    """Ranks and steps of two blocks; None where they are refused."""
+    """Class indices and steps of two blocks; None if they are refused."""
     sizes = np.array(sizes, np.int64)
     spans = np.array([(begin, end, UNITS) for begin, end in zip(begins, ends, strict=True)], np.int64)
     items = np.empty(int(sizes.sum()), np.uint64)
-    padded = np.concatenate([data, np.full(symbols.SLACK, 255, np.uint8)])
+    padded = np.concatenate([data, np.full(symbols.READ_SLACK_BYTES, 255, np.uint8)])
     if not symbols.read_symbols(padded, spans, sizes, *tables.decode_tables(signs), items):
         return None
     return (items & np.uint64(0xFFFFFFFF)).astype(np.int64), (items >> np.uint64(32)).astype(np.int64)
 
 
-def ranks_of(sizes, gaps):
+def indices_of(sizes, gaps):
     parts = np.split(gaps + 1, np.cumsum(np.ravel(sizes))[:-1])
     return np.concatenate([np.cumsum(part) - 1 for part in parts])
 
@@ -66,7 +66,7 @@ def test_symbols_round_trip(sizes, signs):
     gaps, steps = changes(sizes)
     tables, data, ends = write(sizes, gaps, steps, signs)
     indices, found = read(tables, data, (0, ends[0]), ends, sizes, signs)
-    assert np.array_equal(indices, ranks_of(sizes, gaps))
+    assert np.array_equal(indices, indices_of(sizes, gaps))
     assert np.array_equal(found, steps if signs else np.minimum(steps, 65536 - steps))
 
 
@@ -112,7 +112,7 @@ def test_block_takes_two_bytes_beside_its_changes():
 
 
 def test_first_and_last_state_detect_damage():
-    """Where nothing is written but states, most flipped bits show: the others fall in step again."""
+    """If only states are written, most flipped bits are detected: the others meet the right state again."""
     sizes = [[300], [300]]
     rng = np.random.default_rng(0)
     tables, data, ends = write(sizes, rng.integers(0, 3, 600), rng.integers(1, 3, 600), signs=False)
@@ -149,7 +149,7 @@ def test_random_bytes_and_levels_are_read_or_refused(seed):
         extra = rng.integers(0, 50, (1, symbols.EXTRAS)).astype(np.uint8) * (rng.random(symbols.EXTRAS) < 0.3)
         levels = levels.astype(np.uint8)
         frequencies = np.empty(levels.shape, np.int64), np.empty(extra.shape, np.int64)
-        if not (ans.share_all(levels, frequencies[0]) and ans.share_all(extra, frequencies[1])):
+        if not (ans.frequency_rows(levels, frequencies[0]) and ans.frequency_rows(extra, frequencies[1])):
             continue
         tables = SymbolTables(WINDOW, rng.integers(0, 19, 1).astype(np.uint8), levels, extra, *frequencies)
         size = int(rng.integers(2, 200))
@@ -165,7 +165,7 @@ def test_frequencies_use_all_states_at_any_levels():
         for _ in range(50):
             levels = (rng.integers(0, 50, symbols.SYMBOLS) * (rng.random(symbols.SYMBOLS) < share)).astype(np.uint8)
             levels[3] = 2
-            assert ans.share_states(levels, frequencies)
+            assert ans.frequencies_of(levels, frequencies)
             assert frequencies.sum() == ans.STATES
             assert ((frequencies > 0) == (levels > 0)).all()
 
@@ -176,7 +176,7 @@ def test_chosen_levels_are_near_the_entropy():
     levels, frequencies = np.empty(100, np.uint8), np.empty(100, np.int64)
     ans.choose_levels(counts, levels)
     assert levels.max() <= ans.MAX_LEVEL
-    assert ans.share_states(levels, frequencies)
+    assert ans.frequencies_of(levels, frequencies)
     some, shares = counts > 0, counts / counts.sum()
     entropy = -(shares[some] * np.log2(shares[some])).sum()
     assert -(shares[some] * np.log2(frequencies[some] / ans.STATES)).sum() < 1.005 * entropy

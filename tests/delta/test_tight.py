@@ -1,4 +1,4 @@
-"""Profile `tight`: exact, small, deterministic, and safe against whatever base or bytes it is given."""
+"""Profile `tight`: exact, small, deterministic, and safe against any base or bytes."""
 
 import hashlib
 import os
@@ -156,7 +156,7 @@ def test_a_block_may_be_added_to_the_old_weights_before_the_next_is_read():
 
 
 def test_dense_tensor_does_not_spoil_the_classes():
-    """Its blocks are dense, not tight, but what they show may call for other classes all the same."""
+    """Its blocks are dense, not tight, but they could still change the choice of classes."""
     rng = np.random.default_rng(2)
     first, second = weights(GRID, 0.01, 1), weights(3 * GRID, 0.01, 2)
     dense = random_units(rng, np.dtype("<u2"), 2 * GRID)
@@ -207,7 +207,7 @@ def test_tight_chunk_without_old_weights_is_a_format_error():
 
 
 def judge(data, rows, old):
-    """Decode, and hold a decode that succeeds to what is promised of it; True if it did."""
+    """Decode, and check the promises about a successful decode; returns whether it succeeded."""
     try:
         blocks = decode_chunk(data, rows, GRID, lambda row: old[row])
     except FormatError as error:
@@ -329,7 +329,7 @@ def test_tensors_of_other_scales_get_other_classes():
 
 
 def test_two_encoders_of_one_thread_are_independent():
-    """A consumer of chunks may do anything in between, also encode something else."""
+    """A consumer of chunks may run another encoder in between."""
     rows, old, new = mixed(5)
     alone = encode(rows, old, new, chunk_bytes=4096)[0]
     encoder = ChunkEncoder(rows, block_units=GRID, chunk_bytes=4096, profile="tight")
@@ -362,7 +362,7 @@ def test_scratch_grows_with_the_chunk(monkeypatch):
     rows, old, new = mixed(7, 0.05)
     usual = encode(rows, old, new, chunk_bytes=1 << 18)[0]
     monkeypatch.setattr(scratch, "_KEPT_CHANGES", 0)
-    # Another thread has no room from before.
+    # Another thread has no kept scratch buffers.
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(encode, rows, old, new, chunk_bytes=1 << 18).result()[0] == usual
 

@@ -1,4 +1,4 @@
-"""Profile `tight` with a history: exact, smaller where changes go on, safe against what does not fit."""
+"""Profile `tight` with a history: exact, smaller on drifting changes, safe against inconsistent input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHARES = (0.0, 0.001, 0.05, 0.5, 0.95, 1.0)
 
 
 def history_of(count: int, known: NDArray[np.bool_], down: NDArray[np.bool_]) -> ChangeHistory:
-    """Bits beyond the last unit are set: nobody may look at them."""
+    """A history whose bits beyond the last unit are set: no loop may read them."""
     history = ChangeHistory(count)
     for words, bits in ((history.known, known), (history.down, down)):
         padded = np.ones(64 * words.size, np.bool_)
@@ -85,7 +85,7 @@ class Case:
 
 
 def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], density: float, kind: str) -> Case:
-    """A tensor of each of these lengths, of which such a share is known; every third one has no history."""
+    """Tensors of these lengths, with this share of known units; every third one has no history."""
     rng, case = np.random.default_rng(seed), Case()
     for k, (share, count) in enumerate(zip(shares, counts, strict=True)):
         old = weights(rng, count) if k % 2 else random_units(rng, np.dtype("<u2"), count)
@@ -112,7 +112,7 @@ def test_history_chunks_round_trip_at_any_history(
 
 
 def drifting(count: int = 1 << 17, *, turning: float = 0.1) -> Case:
-    """Small weights of which some change again and again, mostly the same way."""
+    """Small weights, some of which change again and again, mostly in the same direction."""
     rng, case = np.random.default_rng(11), Case()
     old = weights(rng, count)
     small = ((old >> 7) & 255) < 120
@@ -127,7 +127,7 @@ def drifting(count: int = 1 << 17, *, turning: float = 0.1) -> Case:
 
 
 def mixed() -> Case:
-    """Tensors with and without a history; blocks that cannot be ranked; tensors that come and go."""
+    """Tensors with and without a history, dense blocks, and added and removed tensors."""
     case, rng = drifting(3 * GRID + 500), np.random.default_rng(3)
     some = random_case(4, (0.3, 0.0, 0.5), (GRID + 9, 700, 2 * GRID), 0.02, "little")
     for row, old, new, history in zip(some.rows, some.old, some.new, some.histories, strict=True):
@@ -300,22 +300,22 @@ def test_history_encoder_needs_old_weights() -> None:
         list(encoder.add_block(Block(0, 0, GRID, np.array([1], np.uint32), np.array([1], np.uint16))))
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_reader_refuses_more_changes_than_selected_units(side: int) -> None:
+@pytest.mark.parametrize("part", [0, 1])
+def test_reader_refuses_more_changes_than_selected_units(part: int) -> None:
     case = drifting(GRID)
     (data,) = case.encode()
     found = parts(data)
     history = case.histories[0]
     assert history is not None
     known = int(np.bitwise_count(history.known).sum())
-    units = (GRID - known, known)[side]
-    tables = unpack_streams(memoryview(found[2 * side]), 2, 1 << 20)[0].tobytes()
+    units = (GRID - known, known)[part]
+    tables = unpack_streams(memoryview(found[2 * part]), 2, 1 << 20)[0].tobytes()
     # Row 0, block 0, all changes of class 0: the zigzag of what are one too many.
     classes = max(reference_tight.read_tables(tables)[0][1:]) + 1
-    tail = varint(len(found[2 * side + 1]))
+    tail = varint(len(found[2 * part + 1]))
     for more, match in ((units + 1, f"{units + 1} changes among {units} units"), (units, "symbols|another base")):
         forged = b"\0\0" + varint(2 * more) + bytes(classes - 1) + tail
-        found[2 * side] = pack_streams([tables, forged])
+        found[2 * part] = pack_streams([tables, forged])
         with pytest.raises(FormatError, match=match):
             case.decode(put_together(found))
 

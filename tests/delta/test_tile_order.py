@@ -1,4 +1,4 @@
-"""Runs of finds in any order come out in theirs."""
+"""Runs of changes in any order are copied in the given order."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Warming goes the way of both profiles: nothing is left to be compiled when the first version comes."""
+"""`warm` compiles the loops of both profiles, so that none is left for the first version."""
 
 from p2psync.delta.tight import class_index, symbols
 from p2psync.delta.warm import warm

@@ -25,11 +25,10 @@ from offline_parts import (
     successors,
     write,
 )
-from safetensors.numpy import save_file
-
 from p2psync.delta.tensors import DTYPE_BITS
 from p2psync.engines.offline import delta_commands
 from p2psync.store import encoding
+from safetensors.numpy import save_file
 
 exactly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -162,7 +161,7 @@ def test_deltas_of_other_block_sizes_squash_and_invert_alike(place: Path, monkey
     chain = [model(), step(model(), 1), step(step(model(), 1), 2)]
     a, b, c = (write(place / str(i), files) for i, files in enumerate(chain))
     with monkeypatch.context() as patched:
-        patched.setattr(encoding, "DELTA_BLOCK", 1 << 16)
+        patched.setattr(encoding, "DELTA_BLOCK_UNITS", 1 << 16)
         delta_commands.diff(a, b, place / "small")
     delta_commands.diff(b, c, place / "d")
     delta_commands.squash([place / "small", place / "d"], place / "squashed")

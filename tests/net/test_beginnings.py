@@ -112,8 +112,8 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
     monkeypatch.setattr(runner._peers, "send", send)
     monkeypatch.setattr(runner.measuring, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
     await runner._vet(Vet("parent", signed.id, signed.to_bytes()))
-    await until(lambda: "Offer to child" in done)
-    assert done == [f"begin {manifest.payload_bytes}"] * taken + ["Offer to child"]
+    await until(lambda: "ManifestGossip to child" in done)
+    assert done == [f"begin {manifest.payload_bytes}"] * taken + ["ManifestGossip to child"]
     await runner.stop()
     store.close()
     await client.close()

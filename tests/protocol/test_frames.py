@@ -1,4 +1,4 @@
-"""The receiving half of a connection: any split of the stream gives the same messages, and nothing but FormatError."""
+"""The receiving half of a connection: any split gives the same messages, and bad bytes give only FormatError."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def encode(message: Message) -> bytes:
 
 
 def plain(messages: list[Message]) -> list[Message]:
-    """With chunk data as bytes, so that messages compare."""
+    """Messages with chunk data as bytes, so that they compare."""
     return [Chunk(m.manifest, m.index, bytes(m.data), m.tag) if isinstance(m, Chunk) else m for m in messages]
 
 
 def feed_split(reader: FrameReader, data: bytes, cuts: list[int]) -> list[Message]:
-    """Feed in pieces, through the buffers as an event loop does."""
+    """Feed data in pieces through the buffers, as an event loop does."""
     messages: list[Message] = []
     edges = [0, *sorted(c % (len(data) + 1) for c in cuts), len(data)]
     for start, end in itertools.pairwise(edges):
@@ -112,7 +112,7 @@ def test_frame_reader_accepts_single_bytes() -> None:
 
 
 def greeted() -> FrameReader:
-    """A reader past the greeting."""
+    """A reader that got its Hello."""
     reader = FrameReader()
     assert reader.feed(encode_control(HELLO)) == [HELLO]
     return reader

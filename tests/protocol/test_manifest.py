@@ -53,7 +53,7 @@ GOOD = Manifest(
 
 
 def changed(**fields: object) -> Manifest:
-    """The good one with other fields."""
+    """The valid manifest with other fields."""
     return msgspec.structs.replace(GOOD, **fields)
 
 

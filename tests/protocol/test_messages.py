@@ -1,4 +1,4 @@
-"""Control messages: what they bound, and what they refuse."""
+"""Control messages: their bounds, and refused bytes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = b"12345678"
 
 
 def decode(message: Control) -> Control:
-    """Through bytes and back, as a peer may write them that keeps to nothing."""
+    """Encode without checks, as a hostile peer may, and decode."""
     return decode_control(_NUMBERS[type(message)], msgspec.msgpack.encode(message))
 
 

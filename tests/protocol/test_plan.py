@@ -1,4 +1,4 @@
-"""What nodes are told of a plan: their places, and the same tree for a chunk everywhere."""
+"""A node's plan: places, rates, and the same tree for a chunk at every node."""
 
 from __future__ import annotations
 

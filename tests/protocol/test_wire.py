@@ -1,4 +1,4 @@
-"""No message of any type travels with a figure that is not finite: neither written nor read."""
+"""No message of any type with a number that is not finite is encoded or decoded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from p2psync.protocol.wire import checked, decode_json, decode_msgpack, encode_j
 
 ROOT = Path(__file__).parents[2]
 MODULES = (messages, records, work, plan, manifest)
-#: Every message; a Chunk alone has a frame of its own, of integers and bytes.
+#: Every message type but Chunk, whose frame holds integers and bytes.
 KINDS = sorted(
     {
         kind
@@ -30,7 +30,7 @@ KINDS = sorted(
     },
     key=lambda kind: kind.__name__,
 )
-#: Files that write or read what goes between processes of different machines.
+#: Files that encode or decode messages between machines.
 WIRE = (
     *("p2psync/net/hub_wire.py", "p2psync/net/hub_views.py", "p2psync/net/hub_client.py", "p2psync/net/hub_routes.py"),
     *("p2psync/protocol/messages.py", "p2psync/membership/work.py", "trainer/ledger/routes.py", "trainer/rollouts.py"),
@@ -41,7 +41,7 @@ WILD = st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 def values(info: inspect.Type, figures: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
-    """Values of a type whose every figure is drawn from `figures`."""
+    """Values of a type whose numbers are all drawn from `figures`."""
     match info:
         case inspect.FloatType():
             return figures
@@ -76,7 +76,7 @@ def struct(kind: type, figures: st.SearchStrategy[float]) -> st.SearchStrategy[A
 
 
 def figures_of(message: object) -> list[float]:
-    """Every figure of a message."""
+    """Every number of a message."""
     if isinstance(message, float):
         return [message]
     if isinstance(message, msgspec.Struct):

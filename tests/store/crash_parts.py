@@ -1,4 +1,4 @@
-"""Ending a real process at every point that matters: before each change it makes to the file system.
+"""Kills a real process at every relevant point: before each change that it makes to the file system.
 
 A child is forked, runs an action, and kills itself (SIGKILL) before the n-th event. Events are the calls of the
 operating system that change files, and whatever points the action itself reports through `event`.

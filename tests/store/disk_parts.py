@@ -1,4 +1,4 @@
-"""A disk that is really full: a small tmpfs, which only root can mount."""
+"""A full disk: a small tmpfs, which only root can mount."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packs to store: manifests of chunks of random bytes."""
+"""Packs for tests: manifests of chunks of random bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A delta in one file is whole or not there, and every byte of it is checked."""
+"""A delta file is complete or absent, and every byte of it is checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoding a table: segments side by side, the same bytes however many threads, the first chunk early."""
+"""Encoding a table: segments in parallel, the same bytes at any number of threads, the first chunk early."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Sink:
-    """Keeps chunks, and asks `at` how far things are when each one comes."""
+    """Keeps chunks, and calls `at` when each one comes."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []

@@ -1,4 +1,4 @@
-"""A map whose file is cut reads as zeros from there on, and says so; SIGBUS elsewhere ends the process as ever."""
+"""A map whose file is cut reads zeros from there on, and says so; SIGBUS elsewhere ends the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process killed at any moment leaves a store from which the next one goes on."""
+"""A process killed at any moment leaves a store that the next one opens."""
 
 from __future__ import annotations
 

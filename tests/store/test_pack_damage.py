@@ -1,4 +1,4 @@
-"""What others do to a pack: no wrong byte is handed out, nothing ends, and the pack can be had anew."""
+"""Damage to a pack by others: no wrong byte is returned, and the pack can be added again."""
 
 from __future__ import annotations
 

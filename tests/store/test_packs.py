@@ -1,4 +1,4 @@
-"""A store keeps chunks by their manifest, and never hands out a byte that is not the manifest's."""
+"""A store keeps chunks by their manifest, and never returns a byte that is not the manifest's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_pack_round_trips_a_chunk(tmp_path: Path) -> None:
 
 
 class Syncs:
-    """What is made durable meanwhile, in order: names, each with whether the pack called itself done by then."""
+    """Records what is made durable, in order: names, each with whether the pack had `done` by then."""
 
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, bool]] = []

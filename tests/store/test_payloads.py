@@ -1,4 +1,4 @@
-"""A store keeps open only the files of packs that are in use, however many packs it has."""
+"""A store keeps open only the payloads of packs in use, however many packs it has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PACKS = 3 * MAX_OPEN_PAYLOADS
 
 
 def fill(store: Store, count: int = PACKS) -> list[tuple[Pack, bytes]]:
-    """So many sealed packs of one chunk each, and their chunks."""
+    """Sealed packs of one chunk each, and their chunks."""
     made = []
     for seed in range(count):
         signed, manifest, (chunk,) = make_pack(seed, [100])
@@ -30,7 +30,7 @@ def fill(store: Store, count: int = PACKS) -> list[tuple[Pack, bytes]]:
 
 
 def open_below(root: Path) -> int:
-    """How many descriptors of this process are of files below `root`."""
+    """Number of this process's descriptors of files below `root`."""
     found = 0
     for link in Path("/proc/self/fd").iterdir():
         try:

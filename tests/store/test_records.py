@@ -1,4 +1,4 @@
-"""A state file is read whole and right, or not at all; and whatever stands in its place, it can be written again."""
+"""A record is read whole and right, or not at all, and can be written again whatever stands at its path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that is told to stop leaves nothing half done."""
+"""A node that stops first makes its complete packs durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is made beside its place gets there whole, in one step, or not at all."""
+"""A staged file or directory reaches its target whole and in one step, or not at all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from p2psync.store.staging import StagedPath
 
 @pytest.fixture(params=["renameat2", "plain renames"])
 def system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system that knows renameat2, and one that does not."""
+    """A system with renameat2, and one without."""
     if request.param == "plain renames":
         monkeypatch.setattr(staging, "_renameat2", lambda: None)
 

@@ -259,7 +259,7 @@ def test_a_retired_manifest_is_no_longer_offered() -> None:
     node.core.viewed(view_of(announce(new)), 1.0)
     actions = node.core.actions()
     assert Retire(id_of(old)) in actions
-    assert "Gone" in [type(getattr(a, "message", None)).__name__ for a in actions]
+    assert "DontHave" in [type(getattr(a, "message", None)).__name__ for a in actions]
 
 
 def test_a_full_disk_ends_the_transfer_and_the_walk_is_tried_again() -> None:

@@ -12,9 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.kernels.unit_loops import bits_of, kernel, trailing
-from p2psync.delta.tensors import Units
-
-ByteArray = NDArray[np.uint8]
+from p2psync.delta.tensors import ByteArray, Units
 
 #: The gap byte that adds this many and continues with the next byte.
 ESCAPE = 255

@@ -26,8 +26,8 @@ from p2psync.delta.block import Block, block_span
 from p2psync.delta.block_headers import MAX_BODY_BLOCKS, BlockHeader, BlockHeaderWriter, BlockMode, read_block_headers
 from p2psync.delta.fast import byte_loops
 from p2psync.delta.kernels.unit_loops import kernel, plain
-from p2psync.delta.streams import ByteArray, ByteParts, packed_parts, stored_bytes, unpack_streams
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.streams import ByteParts, packed_parts, stored_bytes, unpack_streams
+from p2psync.delta.tensors import ByteArray, Row, Units
 from p2psync.errors import FormatError
 
 FAST = "fast"

@@ -20,8 +20,8 @@ from p2psync.delta.fast.codec import read_fast_body
 from p2psync.delta.history import ChangeHistory, HistoryLookup, copy_selected, count_selected, restore_positions
 from p2psync.delta.kernels.simd import READ_AHEAD_ITEMS
 from p2psync.delta.kernels.unit_loops import GROUP, address
-from p2psync.delta.streams import ByteArray, read_varint, unpack_streams
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.streams import read_varint, unpack_streams
+from p2psync.delta.tensors import ByteArray, Row, Units
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.change_finder import MAX_TIGHT_CHANGES, UNIT_BYTES
 from p2psync.delta.tight.class_choice import IntArray

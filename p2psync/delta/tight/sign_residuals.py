@@ -13,10 +13,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.history import ByteArray, ChangeHistory, WordArray
+from p2psync.delta.history import ChangeHistory, WordArray
 from p2psync.delta.kernels.unit_loops import kernel
 from p2psync.delta.streams import read_varint, varint
-from p2psync.delta.tensors import Units
+from p2psync.delta.tensors import ByteArray, Units
 from p2psync.errors import FormatError
 
 _U = np.uint64

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from p2psync.delta.kernels.simd import MAX_CLASSES, WINDOW
 from p2psync.delta.kernels.unit_loops import kernel, plain
-from p2psync.delta.streams import ByteArray
+from p2psync.delta.tensors import ByteArray
 from p2psync.delta.tight import ans, symbols
 from p2psync.delta.tight.ans import MAX_LEVEL, STATES
 from p2psync.delta.tight.class_choice import IntArray
