@@ -67,8 +67,8 @@ def test_where_nothing_was_measured_all_are_equal_and_each_is_fed() -> None:
             assert part is not None
             part.check()
             assert abs(sum(part.fractions_from().values()) - 1.0) < 1e-6
-        assert feeds(book, 0) < 1.5, "the trainer sends about one copy, the others do the rest"
-        assert max(feeds(book, i) for i in range(1, 8)) < 3.0
+        assert feeds(book, 0) < 1.01, "the trainer sends one copy, the others do the rest"
+        assert max(feeds(book, i) for i in range(1, 8)) < 1.05
 
 
 def test_members_of_whom_nothing_is_known_are_one_region() -> None:
@@ -81,16 +81,16 @@ def test_members_of_whom_nothing_is_known_are_one_region() -> None:
 def test_a_node_with_a_slow_uplink_feeds_fewer() -> None:
     ups = {3: 25.0}
     book = plan(task([member(i) for i in range(12)], measured(12, ups)))
-    assert feeds(book, 3) < 0.3
+    assert feeds(book, 3) < 0.25
     others = [feeds(book, i) for i in range(1, 12) if i != 3]
-    assert min(others) > 0.6
+    assert min(others) > 0.94
 
 
 def test_a_thin_uplink_keeps_room_for_acknowledging_what_comes_in() -> None:
     ups = dict.fromkeys(range(1, 9), 20.0) | {3: 5.0}  # all of them together bind
     book = plan(task([member(i) for i in range(9)], measured(9, ups)))
     rate = book.plan.lowest_rate
-    assert rate > 25
+    assert rate > 29.5
     assert feeds(book, 3) * rate <= (5 - ACKS * rate) * 1.001
 
 
@@ -100,7 +100,7 @@ def test_a_node_that_claims_more_than_others_saw_of_it_is_not_believed() -> None
     network = network_of(task([member(i) for i in range(12)], told))
     assert network.up[3] <= 20.0
     book = plan(task([member(i) for i in range(12)], told))
-    assert feeds(book, 3) < 0.3
+    assert feeds(book, 3) < 0.2
 
 
 def test_pairs_that_failed_both_ways_do_not_feed_each_other() -> None:
@@ -137,7 +137,7 @@ def test_regions_are_found_and_slow_links_between_them_carry_one_copy() -> None:
         part = book.node_plan(name(i))
         assert part is not None
         across += sum(f for peer, f in part.fractions_to().items() if regions[int(peer, 16)] != regions[i])
-    assert across < 1.2
+    assert across < 1.02
 
 
 def test_each_node_is_told_what_the_ways_to_its_children_have_to_spare() -> None:
@@ -197,7 +197,7 @@ def test_once_payloads_are_small_trees_are_flat() -> None:
     for payload in (256 << 20, 1 << 20):
         made = planner.plan(PlanTask(name(0), members, told, payload=payload)).plan
         depths.append(int(made.depth.max()))
-        assert made.lowest_rate > 0.9 * made.bound
+        assert made.lowest_rate > 0.99 * made.bound
     assert depths[1] == 2 < depths[0]
 
 
