@@ -89,7 +89,7 @@ class Swarm:
         self._early = EarlyChunks()
         self.received_bytes = 0
         self.wasted_bytes = 0
-        #: Of chunks of use that came down a tree of the plan, and that nobody here had asked for.
+        #: Of chunks of use that came down a tree of the plan, and and that nobody here had asked its sender for.
         self.pushed_bytes = 0
 
     # ---- transfers -------------------------------------------------------------------------------------------------
@@ -462,7 +462,7 @@ class Swarm:
                 peer.arrived(size, request.at, now)
             if other is not peer or was_late:
                 self._ground.cancel(request.peer, short, [chunk.index])
-        if chunk.tag and not asked:
+        if chunk.tag and not was_late and all(request.peer != peer.name for request in asked):
             self.pushed_bytes += size
         if transfer.pushed and not asked:
             peer.pushed_at = now

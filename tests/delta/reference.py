@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import zstandard
 from blake3 import blake3
+
 from p2psync.delta.tensors import Row, TensorSpec
 
 M64 = (1 << 64) - 1

@@ -1,4 +1,4 @@
-"""A second implementation of profile `tight` of docs/reference/formats.md in plain Python, which the codec is compared with."""
+"""A second implementation of profile `tight` of docs/reference/formats.md in plain Python, to compare the codec with."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import reference
 import zstandard
+
 from p2psync.delta.tensors import Row
 
 Steps = dict[tuple[int, int], int]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import reference
 from delta_parts import encode
+
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import digest_bytes, digest_units, tensor_id
 from p2psync.delta.tensors import Row, TensorSpec

@@ -25,10 +25,11 @@ from offline_parts import (
     successors,
     write,
 )
+from safetensors.numpy import save_file
+
 from p2psync.delta.tensors import DTYPE_BITS
 from p2psync.engines.offline import delta_commands
 from p2psync.store import encoding
-from safetensors.numpy import save_file
 
 exactly = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

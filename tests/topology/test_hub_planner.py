@@ -5,7 +5,6 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
-
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.protocol.plan import NodePlan
@@ -67,8 +66,8 @@ def test_without_statistics_all_nodes_are_equal_and_have_a_parent() -> None:
             assert part is not None
             part.check()
             assert abs(sum(part.fractions_from().values()) - 1.0) < 1e-6
-        assert copies_sent(plan_result, 0) < 1.5, "the trainer sends about one copy, the others relay the rest"
-        assert max(copies_sent(plan_result, i) for i in range(1, 8)) < 3.0
+        assert copies_sent(plan_result, 0) < 1.01, "the trainer sends one copy, the others relay the rest"
+        assert max(copies_sent(plan_result, i) for i in range(1, 8)) < 1.05
 
 
 def test_members_without_statistics_form_one_region() -> None:
@@ -81,16 +80,16 @@ def test_members_without_statistics_form_one_region() -> None:
 def test_a_node_with_a_slow_uplink_has_fewer_children() -> None:
     ups = {3: 25.0}
     plan_result = plan(task([member(i) for i in range(12)], measured(12, ups)))
-    assert copies_sent(plan_result, 3) < 0.3
+    assert copies_sent(plan_result, 3) < 0.25
     others = [copies_sent(plan_result, i) for i in range(1, 12) if i != 3]
-    assert min(others) > 0.6
+    assert min(others) > 0.94
 
 
 def test_a_slow_uplink_keeps_capacity_for_acknowledgements() -> None:
     ups = dict.fromkeys(range(1, 9), 20.0) | {3: 5.0}  # all of them together bind
     plan_result = plan(task([member(i) for i in range(9)], measured(9, ups)))
     rate = plan_result.plan.lowest_rate
-    assert rate > 25
+    assert rate > 29.5
     assert copies_sent(plan_result, 3) * rate <= (5 - ACK_BYTES_PER_BYTE * rate) * 1.001
 
 
@@ -100,7 +99,7 @@ def test_a_claim_beyond_what_others_received_is_not_believed() -> None:
     network = network_of(task([member(i) for i in range(12)], reported))
     assert network.up[3] <= 20.0
     plan_result = plan(task([member(i) for i in range(12)], reported))
-    assert copies_sent(plan_result, 3) < 0.3
+    assert copies_sent(plan_result, 3) < 0.2
 
 
 def test_pairs_that_failed_both_ways_are_not_parent_and_child() -> None:
@@ -139,7 +138,7 @@ def test_regions_are_found_and_slow_links_between_them_carry_one_copy() -> None:
         part = plan_result.node_plan(name(i))
         assert part is not None
         across += sum(f for peer, f in part.fractions_to().items() if regions[int(peer, 16)] != regions[i])
-    assert across < 1.2
+    assert across < 1.02
 
 
 def test_each_node_gets_the_headroom_of_the_paths_to_its_children() -> None:
@@ -199,7 +198,7 @@ def test_small_payloads_get_two_hop_trees() -> None:
     for payload in (256 << 20, 1 << 20):
         made = planner.plan(PlanTask(name(0), members, reported, payload=payload)).plan
         depths.append(int(made.depth.max()))
-        assert made.lowest_rate > 0.9 * made.bound
+        assert made.lowest_rate > 0.99 * made.bound
     assert depths[1] == 2 < depths[0]
 
 

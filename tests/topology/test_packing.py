@@ -106,5 +106,5 @@ def test_many_regions_on_scarce_links_are_packed_in_bounded_work() -> None:
     limits = np.exp(rng.uniform(np.log(1), np.log(40), count * count))
     up, inner = np.full(count, 1e5), np.full(count, 20.0)
     packing = pack(Capacities(0, up, inner, arcs, rows, limits, 2000.0))
-    assert packing.rate > 0.75 * packing.bound
+    assert packing.rate > 0.98 * packing.bound
     assert len(packing.trees) <= 96
