@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import Have, HaveMore, Request, Want
+from p2psync.protocol.messages import Bitfield, Have, Request, Subscribe
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.asking import ENDGAME_HELD
 from p2psync.swarm.core import Save
@@ -21,11 +21,11 @@ def test_a_root_that_holds_a_part_of_the_chunks_puts_that_part_in_and_then_tells
     bench = root("a", "b")
     seed(bench, 1, 3, 4, 6)
     assert sorted(index for _, index in bench.served()) == [1, 3, 4, 6]
-    assert bench.sent(Have) == []
+    assert bench.sent(Bitfield) == []
     for name, held in (("a", [1, 3]), ("b", [4, 6])):
-        bench.say(name, HaveMore(bench.short, held), 0.5)
-    told = [message for _, message in bench.sent(Have)]
-    assert told and all(message == Have(bench.short, pack_bitmap(flags(8, 1, 3, 4, 6))) for message in told)
+        bench.say(name, Have(bench.short, held), 0.5)
+    told = [message for _, message in bench.sent(Bitfield)]
+    assert told and all(message == Bitfield(bench.short, pack_bitmap(flags(8, 1, 3, 4, 6))) for message in told)
 
 
 def several_roots() -> Bench:
@@ -45,10 +45,10 @@ def several_roots() -> Bench:
 
 def test_who_has_the_trainer_for_a_parent_wants_chunks_of_all_who_publish_beside_it() -> None:
     bench = several_roots()
-    assert {name for name, _ in bench.sent(Want)} == {"root", "second", "third", "other"}
+    assert {name for name, _ in bench.sent(Subscribe)} == {"root", "second", "third", "other"}
     push(bench, "second", 5, tree=1)
     assert bench.done(Save)[-1].index == 5
-    bench.say("below", Want(bench.short, True))
+    bench.say("below", Subscribe(bench.short, True))
     assert ("below", 5) in bench.served()
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from p2psync.protocol.messages import Cancel, DontHave, Have, Request
 from swarm_parts import Bench, asked
-
-from p2psync.protocol.messages import Cancel, Gone, HaveMore, Request
 
 
 def test_what_peers_say_of_a_manifest_before_it_is_known_is_remembered() -> None:
     bench = Bench(9)
     bench.peer("a", 0, 8)
     bench.peer("b")
-    bench.say("b", HaveMore(bench.short, [5]), 0.0)
-    bench.say("b", HaveMore(bench.short, [8]), 0.0)
+    bench.say("b", Have(bench.short, [5]), 0.0)
+    bench.say("b", Have(bench.short, [8]), 0.0)
     bench.fetch_all()
     found = asked(bench)
     assert 5 in found["b"] and 0 in found["a"]
@@ -22,7 +21,7 @@ def test_the_oldest_manifest_of_a_long_lineage_is_still_known_of() -> None:
     bench = Bench(2)
     bench.peer("a", 0, 1)
     for i in range(1000):
-        bench.say("a", HaveMore(i.to_bytes(8, "big"), [0, 30]), 0.0)
+        bench.say("a", Have(i.to_bytes(8, "big"), [0, 30]), 0.0)
     bench.fetch_all()
     assert sorted(asked(bench)["a"]) == [0, 1]
 
@@ -32,7 +31,7 @@ def test_early_words_of_one_peer_are_bounded() -> None:
     bench.peer("a")
     (peer,) = bench.swarm.peers
     for i in range(200):
-        bench.say("a", HaveMore(i.to_bytes(8, "big"), [(1 << 20) - 1]), 0.0)
+        bench.say("a", Have(i.to_bytes(8, "big"), [(1 << 20) - 1]), 0.0)
     assert len(peer.early) <= 8
     assert sum(len(bitmap) for bitmap in peer.early._bitmaps.values()) <= 1 << 20
 
@@ -40,7 +39,7 @@ def test_early_words_of_one_peer_are_bounded() -> None:
 def test_a_manifest_that_is_gone_before_it_was_known_is_forgotten() -> None:
     bench = Bench(1)
     bench.peer("a", 0)
-    bench.say("a", Gone(bench.short), 0.0)
+    bench.say("a", DontHave(bench.short), 0.0)
     bench.fetch_all()
     assert asked(bench) == {}
 

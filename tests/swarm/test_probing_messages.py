@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from probing_parts import CONFIG, MBIT, Host, World, prober, told
-
-from p2psync.protocol.messages import Junk, Probe, ProbeEnd, ProbeOffer, Uplink
+from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, UplinkRate
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probing import FULL, Prober
+from probing_parts import CONFIG, MBIT, Host, World, prober, told
 
 
 def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:
@@ -19,7 +18,7 @@ def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:
     granted = 0
     for second in range(600):
         now = float(second)
-        node.receive("p0", Probe(second, 1 << 30, 60.0), now)
+        node.receive("p0", ProbeRequest(second, 1 << 30, 60.0), now)
         for action in node.actions():
             if isinstance(action, Pump):
                 assert action.until <= now + CONFIG.longest
@@ -34,7 +33,7 @@ def test_others_leave_enough_for_the_first_look_at_a_nodes_own_uplink() -> None:
     node, now, granted = prober(config, region="b"), 0.0, 0
     for token in range(200):
         now += 0.1
-        node.receive("p0", Probe(token, 1 << 30, 4.0), now)
+        node.receive("p0", ProbeRequest(token, 1 << 30, 4.0), now)
         for pump in [action for action in node.actions() if isinstance(action, Pump)]:
             granted += pump.size
             node.pumped("p0", pump.size, now)
@@ -47,41 +46,41 @@ def test_others_leave_enough_for_the_first_look_at_a_nodes_own_uplink() -> None:
         now += 0.1
         node.poll(False, now)
         for action in node.actions():
-            if isinstance(action, Tell) and isinstance(action.message, ProbeOffer):
-                node.receive(action.peer, Probe(action.message.token, 1 << 30, 4.0), now)
+            if isinstance(action, Tell) and isinstance(action.message, ProbeInvite):
+                node.receive(action.peer, ProbeRequest(action.message.token, 1 << 30, 4.0), now)
             pumped += action.size if isinstance(action, Pump) else 0
     assert pumped >= kept
 
 
 def test_a_node_whose_uplink_nobody_has_time_to_look_at_keeps_nothing_back_for_ever() -> None:
     node = prober(ProbeConfig(cooling=0.0))
-    node.receive("p0", Probe(1, 1 << 30, 4.0), 2 * CONFIG.window)
+    node.receive("p0", ProbeRequest(1, 1 << 30, 4.0), 2 * CONFIG.window)
     first = [action.size for action in node.actions() if isinstance(action, Pump)]
     early = prober(ProbeConfig(cooling=0.0))
-    early.receive("p0", Probe(1, 1 << 30, 4.0), 1.0)
+    early.receive("p0", ProbeRequest(1, 1 << 30, 4.0), 1.0)
     assert first > [action.size for action in early.actions() if isinstance(action, Pump)]
 
 
 def test_prober_serves_one_asker_at_a_time_and_refuses_others() -> None:
     node = prober()
-    node.receive("p0", Probe(1, 1 << 20, 2.0), 1.0)
+    node.receive("p0", ProbeRequest(1, 1 << 20, 2.0), 1.0)
     assert node.actions() == [Pump("p0", 1 << 20, 3.0)]
-    node.receive("p1", Probe(2, 1 << 20, 2.0), 1.1)
+    node.receive("p1", ProbeRequest(2, 1 << 20, 2.0), 1.1)
     assert node.actions() == [Tell("p1", ProbeEnd(2, 0))]
-    node.receive("p1", Probe(1, 0, 0.0), 1.2)  # somebody else's probe is not theirs to stop
+    node.receive("p1", ProbeRequest(1, 0, 0.0), 1.2)  # somebody else's probe is not theirs to stop
     assert node.actions() == []
-    node.receive("p0", Probe(1, 0, 0.0), 1.3)
+    node.receive("p0", ProbeRequest(1, 0, 0.0), 1.3)
     assert node.actions() == [StopPump("p0")]
     node.pumped("p0", 1000, 1.3)
     assert node.actions() == [Tell("p0", ProbeEnd(1, 1000))]
-    node.receive("p0", Probe(3, 1 << 20, 2.0), 1.4)
+    node.receive("p0", ProbeRequest(3, 1 << 20, 2.0), 1.4)
     assert node.actions() == [Tell("p0", ProbeEnd(3, 0))]  # not the same one again at once
 
 
 def test_unused_probe_budget_is_given_back() -> None:
     node = prober(ProbeConfig(allowance=1 << 20, cooling=0.0, share=0.0))
     for token in range(50):
-        node.receive("p0", Probe(token, 1 << 20, 2.0), 1.0)
+        node.receive("p0", ProbeRequest(token, 1 << 20, 2.0), 1.0)
         assert [type(action) for action in node.actions()] == [Pump]
         node.pumped("p0", 1000, 1.0)
         node.actions()
@@ -89,29 +88,29 @@ def test_unused_probe_budget_is_given_back() -> None:
 
 def test_a_peer_that_sends_junk_unasked_is_hung_up_on() -> None:
     node = prober()
-    node.receive("p0", Junk(memoryview(bytes(1000))), 1.0)
+    node.receive("p0", ProbePadding(memoryview(bytes(1000))), 1.0)
     assert [type(action) for action in node.actions()] == [Expel]
 
 
 def test_junk_that_was_asked_for_may_come_late_but_not_in_excess() -> None:
     node = prober(ProbeConfig(settle=0.0, spread=0.0, most=100_000, down_fan=1), peers=1)
     node.poll(False, 0.1)
-    asked = told(node, Probe)
-    assert [tell.message.size for tell in asked if isinstance(tell.message, Probe)] == [100_000]
-    node.receive("p0", Junk(memoryview(bytes(60_000))), 0.2)
+    asked = told(node, ProbeRequest)
+    assert [tell.message.size for tell in asked if isinstance(tell.message, ProbeRequest)] == [100_000]
+    node.receive("p0", ProbePadding(memoryview(bytes(60_000))), 0.2)
     node.poll(False, 60.0)  # long over
     node.actions()
-    node.receive("p0", Junk(memoryview(bytes(40_000))), 60.1)
+    node.receive("p0", ProbePadding(memoryview(bytes(40_000))), 60.1)
     assert not any(isinstance(action, Expel) for action in node.actions())
-    node.receive("p0", Junk(memoryview(bytes(1))), 60.2)
+    node.receive("p0", ProbePadding(memoryview(bytes(1))), 60.2)
     assert any(isinstance(action, Expel) for action in node.actions())
 
 
 def test_probe_messages_of_unknown_peers_and_unasked_answers_are_ignored() -> None:
     node = prober()
-    node.receive("nobody", Probe(1, 1 << 20, 2.0), 1.0)
+    node.receive("nobody", ProbeRequest(1, 1 << 20, 2.0), 1.0)
     node.receive("p0", ProbeEnd(77, 5), 1.0)
-    node.receive("p0", Probe(77, 0, 0.0), 1.0)
+    node.receive("p0", ProbeRequest(77, 0, 0.0), 1.0)
     node.pumped("p0", 5, 1.0)
     assert node.actions() == []
 
@@ -119,22 +118,22 @@ def test_probe_messages_of_unknown_peers_and_unasked_answers_are_ignored() -> No
 def test_an_offer_waits_for_all_and_is_called_off_if_one_has_no_time() -> None:
     node = prober(ProbeConfig(settle=0.0, spread=0.0, up_fan=2, down_fan=2), peers=2)
     node.poll(False, 0.1)
-    offers = told(node, ProbeOffer)
+    offers = told(node, ProbeInvite)
     assert {tell.peer for tell in offers} == {"p0", "p1"}
     token = offers[0].message.token
-    node.receive("p0", Probe(token, 1 << 20, 2.0), 0.2)
+    node.receive("p0", ProbeRequest(token, 1 << 20, 2.0), 0.2)
     assert not any(isinstance(action, Pump) for action in node.actions())
     node.receive("p1", ProbeEnd(token, 0), 0.3)
     assert Tell("p0", ProbeEnd(token, 0)) in node.actions()
     for _ in range(100):  # later both have time
         now = 5.0
         node.poll(False, now)
-        offers = told(node, ProbeOffer)
+        offers = told(node, ProbeInvite)
         if offers:
             break
     token = offers[0].message.token
     for name in ("p0", "p1"):
-        node.receive(name, Probe(token, 1 << 20, 2.0), 5.1)
+        node.receive(name, ProbeRequest(token, 1 << 20, 2.0), 5.1)
     assert [action.peer for action in node.actions() if isinstance(action, Pump)] == ["p0", "p1"]
 
 
@@ -148,8 +147,8 @@ def test_several_far_ways_are_sent_what_they_give_while_an_uplink_is_looked_at_o
         for _ in range(10):
             gauges.paths[name].sent.add(int(rate * MBIT / 10), 0.1)
     node.poll(False, 0.1)
-    for offer in told(node, ProbeOffer):
-        node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), 0.2)  # type: ignore[union-attr]
+    for offer in told(node, ProbeInvite):
+        node.receive(offer.peer, ProbeRequest(offer.message.token, 1 << 20, 2.0), 0.2)  # type: ignore[union-attr]
     rates = {action.peer: action.rate for action in node.actions() if isinstance(action, Pump)}
     if fan == 1:
         assert set(rates.values()) == {0.0}, "it may give more"
@@ -168,11 +167,11 @@ def test_a_nodes_own_uplink_is_looked_at_until_a_look_finds_no_more() -> None:
         """Seconds until the node offers its junk again."""
         nonlocal now
         since = now
-        while not (offers := told(node, ProbeOffer)):
+        while not (offers := told(node, ProbeInvite)):
             now += 0.5
             node.poll(False, now)
         for offer in offers:
-            node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), now)
+            node.receive(offer.peer, ProbeRequest(offer.message.token, 1 << 20, 2.0), now)
         return now - since
 
     def found(rate: float) -> None:
@@ -202,12 +201,12 @@ def test_an_uplink_that_a_pump_was_too_short_to_show_is_pumped_again_and_not_tak
         gauges.up.add(int(19 * MBIT / 10), 0.1)  # over a slow way to somebody far away
     now, granted = 0.0, 0
     for again in (False, True):
-        while not (offers := told(node, ProbeOffer)):
+        while not (offers := told(node, ProbeInvite)):
             now += 0.1
             node.poll(False, now)
         assert now <= (2.0 if again else 0.2)
         for offer in offers:
-            node.receive(offer.peer, Probe(offer.message.token, 16 << 20, 2.0), now)
+            node.receive(offer.peer, ProbeRequest(offer.message.token, 16 << 20, 2.0), now)
         now += 0.3
         pumps = [action for action in node.actions() if isinstance(action, Pump)]
         granted = sum(pump.size for pump in pumps)
@@ -222,14 +221,14 @@ def test_an_own_uplink_is_not_known_by_a_pump_that_ended_for_want_of_bytes() -> 
     for name in ("p0", "p1"):
         node.peer_up(name, "a", 0.0)
     node.poll(False, 0.1)
-    for offer in told(node, ProbeOffer):
-        node.receive(offer.peer, Probe(offer.message.token, 1 << 20, 2.0), 0.1)
+    for offer in told(node, ProbeInvite):
+        node.receive(offer.peer, ProbeRequest(offer.message.token, 1 << 20, 2.0), 0.1)
     for pump in [action for action in node.actions() if isinstance(action, Pump)]:
         node.pumped(pump.peer, pump.size, 0.3)
     for _ in range(10):
         gauges.up.add(int(9 * MBIT / 10), 0.1)
     node.poll(False, 0.4)
-    assert not told(node, Uplink)
+    assert not told(node, UplinkRate)
 
 
 def test_an_offer_goes_to_those_who_did_not_lack_time_the_last_time() -> None:
@@ -238,7 +237,7 @@ def test_an_offer_goes_to_those_who_did_not_lack_time_the_last_time() -> None:
     while len(asked) < 8:
         now += 0.5
         node.poll(False, now)
-        for offer in told(node, ProbeOffer):
+        for offer in told(node, ProbeInvite):
             asked.append(offer.peer)
             node.receive(offer.peer, ProbeEnd(offer.message.token, 0), now)
     assert len(set(asked[:4])) == 4
@@ -264,7 +263,7 @@ def test_a_downlink_that_gave_clearly_more_than_the_plan_needs_is_not_looked_at(
         if planned is not None:
             node.planned({"p0": planned / 2 * MBIT, "p1": planned / 2 * MBIT}, (), 0.0)
         node.poll(False, 0.1)
-        return bool(told(node, Probe))
+        return bool(told(node, ProbeRequest))
 
     assert asks(None)
     assert asks(50.0)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
-from probing_parts import CONFIG, MBIT, Host, World, asking, told
-
-from p2psync.protocol.messages import Hush, Uplink
+from p2psync.protocol.messages import SuppressProbes, UplinkRate
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_jobs import Jobs
 from p2psync.swarm.probing import HUSHED
+from probing_parts import CONFIG, MBIT, Host, World, asking, told
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),
@@ -137,16 +136,16 @@ def test_an_uplink_over_unequal_ways_is_measured_with_all_of_them_at_one_time() 
 def test_peers_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -> None:
     hosts = [Host("a0", "a", 40, 100), Host("a1", "a", 90, 100), Host("b0", "b", 100, 100)]
     world = World(hosts, {("a", "b"): (200.0, 0.05)})
-    assert world.told("a0", Uplink) == []
+    assert world.told("a0", UplinkRate) == []
     world.run(15)
-    assert [target for target, _ in world.told("a0", Uplink)] == ["a1", "b0"]
-    assert world.told("a0", Uplink)[0][1].rate / MBIT == pytest.approx(40, rel=0.15)
+    assert [target for target, _ in world.told("a0", UplinkRate)] == ["a1", "b0"]
+    assert world.told("a0", UplinkRate)[0][1].rate / MBIT == pytest.approx(40, rel=0.15)
     world.run(100)
-    assert len(world.told("a0", Uplink)) == 2
+    assert len(world.told("a0", UplinkRate)) == 2
     for _ in range(10):  # a transfer shows more
         world.hosts["a0"].gauges.up.add(int(8 * MBIT), 0.1)
     world.run(0.2)
-    assert [round(message.rate / MBIT) for _, message in world.told("a0", Uplink)[2:]] == [80, 80]
+    assert [round(message.rate / MBIT) for _, message in world.told("a0", UplinkRate)[2:]] == [80, 80]
 
 
 def test_a_liar_about_its_uplink_is_asked_first_and_hides_nobody() -> None:
@@ -154,7 +153,7 @@ def test_a_liar_about_its_uplink_is_asked_first_and_hides_nobody() -> None:
     hosts += [Host(f"b{i}", "b", 30, 300) for i in range(2)]
     world = World(hosts, {("a", "b"): (80.0, 0.1)})
     for target in ("b0", "b1"):
-        world.send("a0", target, Uplink(1000 * MBIT))
+        world.send("a0", target, UplinkRate(1000 * MBIT))
     world.run(25)
     assert world.moved("a0", "b0") + world.moved("a0", "b1") > 0
     assert best_way(world, "a", "b") == pytest.approx(60, rel=0.1)
@@ -234,13 +233,16 @@ def test_before_a_version_comes_all_below_fall_silent_and_go_on_after_a_while() 
 def test_only_a_parent_is_hushed_by_and_not_all_the_time() -> None:
     node = asking()
     node.planned({"p0": 60 * MBIT}, ["p1", "gone"], 0.1)
-    node.receive("p1", Hush(3.0), 0.1)
+    node.receive("p1", SuppressProbes(3.0), 0.1)
     assert node.busy, "who says so sends nothing to this node"
-    node.receive("p0", Hush(3.0), 0.2)
+    node.receive("p0", SuppressProbes(3.0), 0.2)
     assert not node.busy
-    node.receive("p0", Hush(3.0), 3.1 + HUSHED)  # it would never measure
-    node.receive("p0", Hush(60.0), 3.3 + HUSHED)
-    assert [(tell.peer, tell.message) for tell in told(node, Hush)] == [("p1", Hush(3.0)), ("p1", Hush(HUSHED))]
+    node.receive("p0", SuppressProbes(3.0), 3.1 + HUSHED)  # it would never measure
+    node.receive("p0", SuppressProbes(60.0), 3.3 + HUSHED)
+    assert [(tell.peer, tell.message) for tell in told(node, SuppressProbes)] == [
+        ("p1", SuppressProbes(3.0)),
+        ("p1", SuppressProbes(HUSHED)),
+    ]
 
 
 def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planned_rate_and_only_once() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from p2psync.net.stream import MAX_BACKLOG
-from p2psync.protocol.messages import Have, HaveMore, Want
+from p2psync.protocol.messages import Bitfield, Have, Subscribe
 from p2psync.swarm.core import Send, SwarmConfig
 from p2psync.swarm.flight import DEEPER, EACH_WAY, FIRST_LAG, LOOK_EVERY, NEAR_LAG
 from p2psync.swarm.pushing import AGAIN_AFTER, STALLED_AFTER, TELL_AFTER
@@ -33,7 +32,7 @@ def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_
     bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=6 * CHUNK))
     for name in "ab":
         bench.peer(name)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a+b"), 0.0)
     bench.seed_all()
     assert [index for name, index in bench.served() if name == "a"] == [0, 1]
@@ -45,7 +44,7 @@ def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_
 def test_a_peer_is_handed_a_chunk_for_each_connection_up_to_a_limit(connections: int, chunks: int) -> None:
     bench = Bench(40, config=SwarmConfig(flush_limit=2 * CHUNK, push_room=2 * CHUNK, flush_most=10 * CHUNK))
     bench.peer("a")
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.swarm.connections("a", connections)
     bench.seed_all()
@@ -94,7 +93,7 @@ def test_one_slow_tree_does_not_hold_the_others_below_the_plan() -> None:
             for name, index in served:
                 given[name] += 1
                 waiting[name] += 1
-                bench.say(name, HaveMore(bench.short, [index]), now)
+                bench.say(name, Have(bench.short, [index]), now)
             bench.swarm.flushed("b", waiting["b"] * CHUNK, now)
             waiting["b"] = 0
         if tick % 10 == 0 and waiting["a"]:  # it gets on, so that it is not given up
@@ -109,7 +108,7 @@ def test_a_publisher_begins_with_less_on_its_way_only_where_everybody_is_near(fa
     bench = Bench(2000, config=SwarmConfig(flight_least=0))
     for name in "ab":
         bench.peer(name, near=True)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     if far_behind:
         bench.peer("c", near=False)
     bench.swarm.follow(root_plan("a", "b"), 0.0)
@@ -123,7 +122,7 @@ def test_a_publisher_lets_out_what_trees_carry_until_it_hears_of_it_even_where_e
     bench = Bench(2000, config=SwarmConfig(flight_least=0, have_delay_pushed=news))
     for name in "ab":
         bench.peer(name, near=True)
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a", "b"), 0.0)
     bench.seed_all()
     carried = (news + 2 * LOOK_EVERY) * 2 * 125_000 / CHUNK
@@ -135,7 +134,7 @@ def test_a_publisher_who_knows_nobody_yet_does_not_take_everybody_for_near() -> 
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     bench.peer("a")
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     assert len(bench.served()) == pytest.approx(FIRST_LAG * 125_000 / CHUNK * (1 + DEEPER), abs=2)
 
 
@@ -163,9 +162,9 @@ def test_a_publisher_says_nothing_of_what_it_holds_until_others_hold_it_all() ->
     bench.peer("stranger")
     bench.actions()
     bench.seed_all()
-    assert bench.sent(Have) == []
-    bench.say("a", HaveMore(bench.short, [0, 1]), 0.1)
-    assert {name for name, _ in bench.sent(Have)} == {"a", "stranger"}
+    assert bench.sent(Bitfield) == []
+    bench.say("a", Have(bench.short, [0, 1]), 0.1)
+    assert {name for name, _ in bench.sent(Bitfield)} == {"a", "stranger"}
 
 
 def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment() -> None:
@@ -173,9 +172,9 @@ def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment
     bench.peer("a")
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
-    assert bench.sent(Have) == []
+    assert bench.sent(Bitfield) == []
     bench.swarm.poll(TELL_AFTER + 0.01)
-    assert [name for name, _ in bench.sent(Have)] == ["a"]
+    assert [name for name, _ in bench.sent(Bitfield)] == ["a"]
 
 
 def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold_what_nobody_was_given() -> None:
@@ -184,11 +183,11 @@ def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold
     bench.seed_all()
     bench.actions()
     last = max(bench.swarm._ground.transfers[bench.short].tags)
-    claims = [Have(bench.short, flags(8, *range(8))), HaveMore(bench.short, list(range(last + 1, 8)))]
+    claims = [Bitfield(bench.short, flags(8, *range(8))), Have(bench.short, list(range(last + 1, 8)))]
     for turn in range(12):
         bench.say("liar", claims[turn % 2], turn * TELL_AFTER / 4)
         bench.swarm.poll(turn * TELL_AFTER / 4)
-    told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Have)]
+    told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Bitfield)]
     assert told
 
 
@@ -199,7 +198,7 @@ def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     lost = next(index for index, name in first.items() if name == "a")
     kept = next(index for index, name in first.items() if name == "b")
     bench.swarm.flushed("b", CHUNK, 0.1)
-    bench.say("b", HaveMore(bench.short, [kept]), 0.1)
+    bench.say("b", Have(bench.short, [kept]), 0.1)
     bench.actions()
     bench.swarm.poll(AGAIN_AFTER + 0.2)
     assert ("b", lost) in bench.served()
@@ -226,7 +225,7 @@ def test_chunks_that_only_a_vanished_child_had_go_down_another_tree_at_once() ->
 
 def test_nothing_is_pushed_to_one_who_does_not_want_it_or_has_it_or_wants_it_no_more() -> None:
     bench = root("a", "b", "c", chunks=6)
-    bench.say("a", Want(bench.short, False))
+    bench.say("a", Subscribe(bench.short, False))
     bench.have("b", 0, 1, 2, 3, 4, 5)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"c"}
@@ -238,5 +237,5 @@ def test_a_subscription_that_comes_after_the_chunks_is_served_too() -> None:
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     assert bench.served() == []
-    bench.say("a", Want(bench.short, True), 0.2)
+    bench.say("a", Subscribe(bench.short, True), 0.2)
     assert bench.served() == [("a", 0), ("a", 1)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from swarm_parts import Bench, asked
-
-from p2psync.protocol.messages import HaveMore
+from p2psync.protocol.messages import Have
 from p2psync.swarm.asking import MATES_AFTER
+from swarm_parts import Bench, asked
 
 
 def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
@@ -22,7 +21,7 @@ def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
 
 def _from_mate(bench: Bench, index: int, now: float) -> None:
     """The mate has got a chunk, and it comes from there."""
-    bench.say("b", HaveMore(bench.short, [index]), now)
+    bench.say("b", Have(bench.short, [index]), now)
     bench.chunk("b", index, now)
 
 
@@ -41,7 +40,7 @@ def test_chunks_that_a_region_peer_holds_are_requested_of_it() -> None:
     bench.have("far", *range(16))
     mine = asked(bench)["far"]
     theirs = next(index for index in range(16) if index not in mine)
-    bench.say("b", HaveMore(bench.short, [theirs]), 0.1)
+    bench.say("b", Have(bench.short, [theirs]), 0.1)
     assert asked(bench) == {"b": [theirs]}
 
 
@@ -123,5 +122,5 @@ def test_overdue_chunks_are_requested_of_a_peer_as_soon_as_it_holds_them() -> No
     bench.peer("b")
     bench.actions()
     bench.swarm.poll(1.0)
-    bench.say("b", HaveMore(bench.short, [3]), 1.0)
+    bench.say("b", Have(bench.short, [3]), 1.0)
     assert asked(bench) == {"b": [3]}

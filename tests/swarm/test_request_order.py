@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from swarm_parts import CHUNK, CONFIG, Bench, asked, flags
-
-from p2psync.protocol.messages import Gone
+from p2psync.protocol.messages import DontHave
 from p2psync.swarm.core import Complete, Save
+from swarm_parts import CHUNK, CONFIG, Bench, asked, flags
 
 
 def test_nothing_is_asked_of_a_peer_that_does_not_hold_it() -> None:
@@ -33,7 +32,7 @@ def test_the_rarest_chunks_are_asked_for_first() -> None:
         bench.peer(name, *range(6))
     bench.peer("a", *range(8))
     for name in "bcd":
-        bench.swarm.receive(name, Gone(b"x" * 8), 0.0)
+        bench.swarm.receive(name, DontHave(b"x" * 8), 0.0)
     bench.swarm._peers["a"].rate = 1.0  # so that a is asked first
     bench.fetch_all()
     assert sorted(asked(bench)["a"]) == [6, 7]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from swarm_parts import CONFIG, OVERDUE, Bench, asked, flags
-
-from p2psync.protocol.messages import Gone, Reject
+from p2psync.protocol.messages import DontHave, Reject
 from p2psync.swarm.core import Save
+from swarm_parts import CONFIG, OVERDUE, Bench, asked, flags
 
 
 def test_requests_to_a_vanished_peer_go_to_another() -> None:
@@ -40,7 +39,7 @@ def test_a_peer_that_says_gone_is_not_asked_any_more() -> None:
     bench.fetch_all()
     bench.peer("a", 0, 1)
     bench.actions()
-    bench.say("a", Gone(bench.short), 1.0)
+    bench.say("a", DontHave(bench.short), 1.0)
     bench.peer("b", 0, 1, now=1.0)
     assert sorted(asked(bench)["b"]) == [0, 1]
     assert next(p for p in bench.swarm.peers if p.name == "a").asked_bytes == 0
@@ -66,7 +65,7 @@ def test_ending_a_manifest_cancels_every_request_and_tells_everyone() -> None:
     bench.actions()
     bench.swarm.end(bench.id)
     sent = [(a.peer, type(a.message).__name__) for a in bench.actions() if hasattr(a, "message")]
-    assert sorted(sent) == [("a", "Cancel"), ("a", "Gone"), ("b", "Cancel"), ("b", "Gone")]
+    assert sorted(sent) == [("a", "Cancel"), ("a", "DontHave"), ("b", "Cancel"), ("b", "DontHave")]
     assert all(peer.asked_bytes == 0 for peer in bench.swarm.peers)
     bench.swarm.poll(CONFIG.late_after)
     assert bench.swarm.next_wake() == float("inf")

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-from p2psync.protocol.messages import Cancel, Chunk, Gone, HaveMore, Request, Want
+from p2psync.protocol.messages import Cancel, Chunk, DontHave, Have, Request, Subscribe
 from p2psync.swarm.core import Ban
 from p2psync.swarm.trees import tag_of
 from tests.swarm.swarm_parts import CHUNK, Bench
@@ -16,7 +15,7 @@ from tests.swarm.tree_parts import CONFIG, push, relay, relay_plan, root, root_p
 
 def test_a_node_asks_its_parents_and_nobody_else_to_push() -> None:
     bench = relay(("p", "c"), ("q", ""))
-    assert [name for name, _ in bench.sent(Want)] == ["p", "q"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["p", "q"]
 
 
 def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_and_tells_it_when_it_wants_no_more() -> (
@@ -28,16 +27,16 @@ def test_it_asks_whoever_publishes_too_who_brings_at_the_end_what_parents_owe_an
     bench.peer("stranger")
     assert bench.swarm.peer_up("trainer", False, 0.0, source=True)
     bench.fetch_all()
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", True), ("trainer", True)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", True), ("trainer", True)]
     bench.swarm.forgo(bench.id)
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False), ("trainer", False)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", False), ("trainer", False)]
 
 
 def test_a_publisher_that_connects_later_is_subscribed_to_then() -> None:
     bench = relay(("p", ""))
     bench.actions()
     assert bench.swarm.peer_up("trainer", False, 0.2, source=True)
-    assert [name for name, _ in bench.sent(Want)] == ["trainer"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["trainer"]
 
 
 def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> None:
@@ -46,15 +45,15 @@ def test_a_parent_that_comes_later_is_asked_then_and_one_of_a_new_plan_too() -> 
     bench.actions()
     bench.peer("p", now=0.2)
     bench.peer("new", now=0.2)
-    assert [name for name, _ in bench.sent(Want)] == ["p"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["p"]
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.3)
-    assert [name for name, _ in bench.sent(Want)] == ["new"]
+    assert [name for name, _ in bench.sent(Subscribe)] == ["new"]
 
 
 def test_a_chunk_is_passed_on_to_the_children_of_its_tree_once_it_is_verified() -> None:
     bench = relay(("p", "c+d"), ("q", "e"))
     for name in "cde":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     push(bench, "p", 3)
     assert bench.served() == [("c", 3), ("d", 3)]
     push(bench, "q", 4, tree=1)
@@ -69,7 +68,7 @@ def test_a_chunk_goes_on_by_the_plan_under_which_it_was_sent_and_nowhere_by_an_u
     bench = relay(("p", "c"))
     bench.peer("d")
     for name in "cd":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.follow(relay_plan(("p", "d"), revision=2), 0.1)
     push(bench, "p", 0, revision=1)
     assert bench.served() == [("c", 0)]
@@ -85,17 +84,17 @@ def test_a_child_that_comes_later_gets_what_went_down_its_trees_before() -> None
     push(bench, "p", 0)
     push(bench, "q", 1, tree=1)
     bench.actions()
-    bench.say("c", Want(bench.short, True), 0.2)
+    bench.say("c", Subscribe(bench.short, True), 0.2)
     assert bench.served() == [("c", 0)]
 
 
 def test_a_child_that_got_it_elsewhere_is_not_pushed_what_waits_for_it() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(4):
         push(bench, "p", index)
     assert bench.served() == [("c", 0), ("c", 1)]
-    bench.say("c", HaveMore(bench.short, [2]), 0.1)
+    bench.say("c", Have(bench.short, [2]), 0.1)
     bench.swarm.flushed("c", CHUNK, 0.1)
     assert bench.served() == [("c", 3)]
 
@@ -106,7 +105,7 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
     config = replace(CONFIG, flush_limit=1 << 30, flight_least=0)
     bench = relay(("p", "c"), ("q", "d"), chunks=chunks, config=config)
     for name in "cd":
-        bench.say(name, Want(bench.short, True))
+        bench.say(name, Subscribe(bench.short, True))
     bench.swarm.pace(CHUNK / 0.01)
     waited: dict[str, list[float]] = {"c": [], "d": []}
     came = {}
@@ -130,7 +129,7 @@ def test_endless_requests_take_turns_with_pushes() -> None:
         push(bench, "p", index)
     for start in range(0, 2000, 500):
         bench.say("e", Request(bench.short, list(range(start, start + 500))))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     bench.served()
     bench.swarm.poll(20.0)
     names = [name for name, _ in bench.served()]
@@ -140,7 +139,7 @@ def test_endless_requests_take_turns_with_pushes() -> None:
 
 def test_a_waiting_push_that_is_requested_leaves_once_and_first() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(5):
         push(bench, "p", index)
     assert bench.served() == [("c", 0), ("c", 1)]
@@ -154,7 +153,7 @@ def test_a_waiting_push_that_is_requested_leaves_once_and_first() -> None:
 
 def test_a_push_is_repeated_for_a_child_that_lost_the_chunk() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     push(bench, "p", 0)
     assert bench.served() == [("c", 0)]
     bench.swarm.flushed("c", CHUNK, 0.1)
@@ -164,7 +163,7 @@ def test_a_push_is_repeated_for_a_child_that_lost_the_chunk() -> None:
 
 def test_a_push_that_is_called_off_does_not_go_out() -> None:
     bench = relay(("p", "c"))
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     for index in range(4):
         push(bench, "p", index)
     bench.actions()
@@ -187,7 +186,7 @@ def test_a_part_of_a_manifest_is_pulled_not_pushed() -> None:
     bench.peer("p")
     wanted = [index in (1, 2) for index in range(bench.chunks)]
     bench.swarm.begin(bench.id, bench.manifest, np.zeros(bench.chunks, bool), np.array(wanted), 0.0)
-    assert bench.sent(Want) == []
+    assert bench.sent(Subscribe) == []
     bench.have("p", 1, 2)
     assert bench.sent(Request)
 
@@ -196,7 +195,7 @@ def test_a_manifest_that_is_forgone_is_no_longer_pushed_here() -> None:
     bench = relay(("p", ""))
     bench.actions()
     bench.swarm.forgo(bench.id)
-    assert [(name, want.wanted) for name, want in bench.sent(Want)] == [("p", False)]
+    assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", False)]
 
 
 def test_a_manifest_that_ended_leaves_no_pushes_behind() -> None:
@@ -204,7 +203,7 @@ def test_a_manifest_that_ended_leaves_no_pushes_behind() -> None:
     bench.seed_all()
     bench.actions()
     bench.swarm.end(bench.id)
-    assert [name for name, _ in bench.sent(Gone)] == ["a"]
+    assert [name for name, _ in bench.sent(DontHave)] == ["a"]
     bench.swarm.flushed("a", 2 * CHUNK, 0.1)
     bench.swarm.poll(10.0)
     assert bench.actions() == []
@@ -228,9 +227,9 @@ def test_news_of_pushed_chunks_waits_longer_where_there_are_many_peers() -> None
         push(bench, "p", 0, now=1.0)
         push(bench, "p", 1, now=1.05)
         bench.swarm.poll(1.0 + 0.99 * delay)
-        assert bench.sent(HaveMore) == []
+        assert bench.sent(Have) == []
         bench.swarm.poll(1.0 + delay)
-        assert len(bench.sent(HaveMore)) == peers
+        assert len(bench.sent(Have)) == peers
 
 
 def test_a_plan_of_the_same_revision_and_other_trees_is_followed() -> None:
@@ -238,7 +237,7 @@ def test_a_plan_of_the_same_revision_and_other_trees_is_followed() -> None:
     bench = root("a", "b", chunks=30)
     bench.seed_all()
     bench.peer("c")
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     bench.actions()
     bench.swarm.follow(root_plan("a", "b", "c"), 0.1)
     assert ("c", 4) in bench.served()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import NO_VERSION, Chunk, Ready, Want
+from p2psync.protocol.messages import NO_VERSION, AcceptNext, Chunk, Subscribe
 from p2psync.swarm.core import Ban, Save, SendChunk, SwarmConfig
 from p2psync.swarm.early import MAX_EARLY_CHUNK_BYTES
 from p2psync.swarm.flight import LOOK_EVERY
@@ -16,20 +16,20 @@ def test_a_node_tells_its_parents_and_later_ones_too_what_it_runs() -> None:
     bench = relay(("p", "c"))
     bench.actions()
     bench.swarm.running(bytes(16))
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", bytes(16))]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", bytes(16))]
     bench.peer("new")
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.1)
-    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+    assert [name for name, _ in bench.sent(AcceptNext)] == ["new"]
     bench.swarm.peer_down("new", 0.2)
     bench.peer("new", now=0.3)
-    assert [name for name, _ in bench.sent(Ready)] == ["new"]
+    assert [name for name, _ in bench.sent(AcceptNext)] == ["new"]
 
 
 def test_a_delta_is_pushed_without_a_word_to_those_who_run_its_base_and_to_nobody_else() -> None:
     bench = Bench(8, config=CONFIG)
     for name, digest in (("a", bench.manifest.base_digest), ("b", bytes([9]) * 16), ("c", b"")):
         bench.peer(name)
-        bench.say(name, Ready(digest))
+        bench.say(name, AcceptNext(digest))
     bench.swarm.follow(root_plan("a", "b", "c"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
@@ -40,7 +40,7 @@ def test_an_anchor_is_pushed_without_a_word_to_those_who_run_nothing_and_to_nobo
     for name in "abcd":
         bench.peer(name)
     for name, digest in (("a", NO_VERSION), ("b", bytes([9]) * 16), ("c", b"")):
-        bench.say(name, Ready(digest))
+        bench.say(name, AcceptNext(digest))
     bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
     bench.seed_all()
     assert {name for name, _ in bench.served()} == {"a"}
@@ -52,12 +52,12 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
     for name in "pc":
         bench.peer(name)
     bench.swarm.running(NO_VERSION)
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", NO_VERSION)]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", NO_VERSION)]
     bench.fetch_all(1.0)
-    assert [(name, ready.digest) for name, ready in bench.sent(Ready)] == [("p", b"")]
+    assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", b"")]
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 2.0)
     bench.peer("new", now=2.0)
-    assert not bench.sent(Ready)
+    assert not bench.sent(AcceptNext)
 
 
 def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
@@ -65,23 +65,23 @@ def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_ask
     chunks = 3 * config.unasked // CHUNK
     bench = Bench(chunks, config=config)
     bench.peer("a")
-    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     served = len(bench.served())
     assert config.unasked <= served * CHUNK <= config.unasked + CHUNK
-    bench.say("a", Want(bench.short, True), 0.1)
+    bench.say("a", Subscribe(bench.short, True), 0.1)
     assert len(bench.served()) == chunks - served
 
 
 def test_without_unasked_pushes_all_chunks_leave_once_subscribed_to() -> None:
     bench = Bench(8, config=SwarmConfig(flush_limit=100 * CHUNK, unasked=0))
     bench.peer("a")
-    bench.say("a", Ready(bench.manifest.base_digest))
+    bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     assert not bench.served()
-    bench.say("a", Want(bench.short, True), 0.1)
+    bench.say("a", Subscribe(bench.short, True), 0.1)
     assert len(bench.served()) == 8
 
 
@@ -90,8 +90,8 @@ def test_chunks_for_a_child_that_never_subscribes_go_to_the_others() -> None:
     for name in "ab":
         bench.peer(name)
     bench.swarm.follow(root_plan("a", "b"), 0.0)
-    bench.say("a", Want(bench.short, True))
-    bench.say("b", Ready(bench.manifest.base_digest))
+    bench.say("a", Subscribe(bench.short, True))
+    bench.say("b", AcceptNext(bench.manifest.base_digest))
     bench.seed_all()
     early = bench.served()
     assert sum(name == "b" for name, _ in early) == 3
@@ -103,7 +103,7 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     def begun(unasked: int) -> tuple[Bench, int]:
         bench = Bench(2000, config=SwarmConfig(flush_limit=1 << 20, flight_least=0, unasked=unasked))
         bench.peer("a")
-        bench.say("a", Ready(bench.manifest.base_digest))
+        bench.say("a", AcceptNext(bench.manifest.base_digest))
         bench.swarm.follow(root_plan("a"), 0.0)
         bench.seed_all()
         return bench, len(bench.served())
@@ -114,7 +114,7 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     assert served == full
     bench.swarm.poll(0.05)
     bench.swarm.poll(0.05 + LOOK_EVERY)
-    bench.say("a", Want(bench.short, True), 0.2)
+    bench.say("a", Subscribe(bench.short, True), 0.2)
     wake = bench.swarm.next_wake()
     assert wake <= 0.2 + LOOK_EVERY
 
@@ -133,7 +133,7 @@ def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> No
     for name in "abcd":
         bench.peer(name)
     bench.swarm.follow(root_plan("a", "b", "c", "d"), 0.0)
-    bench.say("a", Want(bench.short, True))
+    bench.say("a", Subscribe(bench.short, True))
     bench.seed_all()
     assert len(bench.served()) <= 4
     bench.swarm.poll(EXPECTED_FOR + 0.01)
@@ -145,7 +145,7 @@ def test_chunks_pushed_before_their_manifest_came_are_kept_and_used_and_passed_o
     bench.swarm.follow(relay_plan(("p", "c")), 0.0)
     for name in "pc":
         bench.peer(name)
-    bench.say("c", Want(bench.short, True))
+    bench.say("c", Subscribe(bench.short, True))
     push(bench, "p", 3)
     push(bench, "p", 5)
     assert bench.done(Save) == []

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from swarm_parts import CHUNK, CONFIG, Bench, asked
-
-from p2psync.protocol.messages import Chunk, HaveMore
+from p2psync.protocol.messages import Chunk, Have
 from p2psync.swarm.core import Ban, Save
+from swarm_parts import CHUNK, CONFIG, Bench, asked
 
 
 def test_the_liar_alone_is_banned_and_its_chunks_are_asked_of_others() -> None:
@@ -94,7 +93,7 @@ def test_a_boast_beyond_the_manifests_chunks_is_ignored() -> None:
     bench = Bench(3)
     bench.fetch_all()
     bench.peer("a")
-    bench.say("a", HaveMore(bench.short, [0, 2, 3, 1 << 19]), 0.0)
+    bench.say("a", Have(bench.short, [0, 2, 3, 1 << 19]), 0.0)
     assert sorted(asked(bench)["a"]) == [0, 2]
 
 
