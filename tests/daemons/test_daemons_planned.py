@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 from checkpoint_parts import Model
+from runs_parts import LIMIT, Site, site_at
+
 from p2psync.bench.swarm.contenders import OURS
 from p2psync.bench.swarm.race import Options, Race
 from p2psync.observe.events import Committed, Published
 from p2psync.topology.emulator import why_not
 from p2psync.topology.model import Region, Topology
-from runs_parts import LIMIT, Site, site_at
 
 ACTORS = 4
 _reason = why_not()

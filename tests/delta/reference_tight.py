@@ -1,4 +1,4 @@
-"""A second implementation of profile `tight` of docs/reference/formats.md in plain Python, to compare the codec with."""
+"""A second implementation of profile `tight` of docs/reference/formats.md in plain Python."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+
 from p2psync.observe.events import Published
 from p2psync.rldemo.cast import Member
 from p2psync.rldemo.config import DemoConfig

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from p2psync.protocol.messages import Cancel, DontHave, Have, Request
 from swarm_parts import Bench, asked
+
+from p2psync.protocol.messages import Cancel, DontHave, Have, Request
 
 
 def test_what_peers_say_of_a_manifest_before_it_is_known_is_remembered() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from p2psync.protocol.messages import Cancel, Chunk, Request
 from p2psync.swarm.asking import ENDGAME_HELD, IDLE_AFTER, SPENT_AFTER
 from p2psync.swarm.core import Send

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from p2psync.swarm.budget import Budget, Steady
 from probing_parts import CONFIG
+
+from p2psync.swarm.budget import Budget, Steady
 
 
 def test_a_budget_fills_to_a_minutes_share_and_no_further() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from probing_parts import CONFIG, MBIT, Host, World, prober, told
+
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, UplinkRate
 from p2psync.swarm.budget import ProbeConfig
 from p2psync.swarm.gauges import Gauges
 from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
 from p2psync.swarm.probing import FULL, Prober
-from probing_parts import CONFIG, MBIT, Host, World, prober, told
 
 
 def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from p2psync.net.stream import MAX_BACKLOG
 from p2psync.protocol.messages import Bitfield, Have, Subscribe
 from p2psync.swarm.core import Send, SwarmConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from p2psync.protocol.messages import Request
 from p2psync.swarm.asking import ENDGAME_HELD, OTHERS_PART, STRANGERS
 from p2psync.swarm.lag import FIRST, LEAST

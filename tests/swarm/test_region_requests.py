@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from swarm_parts import Bench, asked
+
 from p2psync.protocol.messages import Have
 from p2psync.swarm.asking import MATES_AFTER
-from swarm_parts import Bench, asked
 
 
 def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:

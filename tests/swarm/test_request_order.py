@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from swarm_parts import CHUNK, CONFIG, Bench, asked, flags
+
 from p2psync.protocol.messages import DontHave
 from p2psync.swarm.core import Complete, Save
-from swarm_parts import CHUNK, CONFIG, Bench, asked, flags
 
 
 def test_nothing_is_asked_of_a_peer_that_does_not_hold_it() -> None:

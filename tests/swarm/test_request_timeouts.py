@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from swarm_parts import CHUNK, CONFIG, Bench, asked
+
 from p2psync.protocol.messages import Cancel
 from p2psync.swarm.core import Save
-from swarm_parts import CHUNK, CONFIG, Bench, asked
 
 OVERDUE = 1.0
 

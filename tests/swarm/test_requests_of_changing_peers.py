@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from swarm_parts import CONFIG, OVERDUE, Bench, asked, flags
+
 from p2psync.protocol.messages import DontHave, Reject
 from p2psync.swarm.core import Save
-from swarm_parts import CONFIG, OVERDUE, Bench, asked, flags
 
 
 def test_requests_to_a_vanished_peer_go_to_another() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+
 from p2psync.protocol.messages import Cancel, Chunk, DontHave, Have, Request, Subscribe
 from p2psync.swarm.core import Ban
 from p2psync.swarm.trees import tag_of

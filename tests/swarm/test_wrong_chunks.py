@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from swarm_parts import CHUNK, CONFIG, Bench, asked
+
 from p2psync.protocol.messages import Chunk, Have
 from p2psync.swarm.core import Ban, Save
-from swarm_parts import CHUNK, CONFIG, Bench, asked
 
 
 def test_the_liar_alone_is_banned_and_its_chunks_are_asked_of_others() -> None:

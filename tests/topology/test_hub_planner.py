@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import pytest
+
 from p2psync.membership.planning import PlanTask
 from p2psync.membership.records import Member, NodeInfo, NodeStatistics, PathStatistics
 from p2psync.protocol.plan import NodePlan
