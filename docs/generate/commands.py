@@ -16,8 +16,8 @@ import typer
 
 from docs.generate.prose import NOTE, cell, fields, table
 from p2psync.actor.node import ActorConfig
+from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.ledger.config import LedgerConfig
-from p2psync.trainer.node import TrainerConfig
 
 ROOT = Path(__file__).parents[2]
 #: The environment of a vLLM engine is read in these files, by names behind this prefix.

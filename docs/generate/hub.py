@@ -13,7 +13,8 @@ from prometheus_client import Metric
 from docs.generate.prose import NOTE, cell, doc, table
 from p2psync.membership import records, work
 from p2psync.membership.hub import HubConfig
-from p2psync.net import hub_wire
+from p2psync.net import dial_back, hub_wire
+from p2psync.net.dial_back import DialBack, DialedBack
 from p2psync.net.hub import HubService
 from p2psync.protocol.plan import NodePlan
 from p2psync.trainer.ledger.config import LedgerConfig
@@ -51,6 +52,13 @@ ROUTES = (
         gives=records.Lease,
     ),
     Route(method="POST", path="/v1/leave", does="Gives a lease back. The answer is {}.", takes=records.Leave),
+    Route(
+        method="POST",
+        path="/v1/dial-back",
+        does="Dials the asker's port, and says whether it was reached.",
+        takes=DialBack,
+        gives=DialedBack,
+    ),
     Route(method="GET", path="/v1/challenge", does="Gives a nonce for one claim.", gives=records.Challenge),
     Route(method="POST", path="/v1/claim", does="A trainer takes the run.", takes=records.Claim, gives=records.Claimed),
     Route(
@@ -69,7 +77,7 @@ ROUTES = (
         query=(
             ("instance", "the hub's instance that the asker knows"),
             ("revision", "the revision that the asker knows; -1: none"),
-            ("wait", f"seconds to wait for a change, at most {hub_wire.MAX_WAIT:.0f}"),
+            ("wait", f"seconds to wait for a change, at most {hub_wire.MAX_LONG_POLL_SECONDS:.0f}"),
             ("lease", "the asker's lease"),
             ("changes", "1: tell only what changed since `revision`, where the hub still knows that"),
         ),
@@ -197,7 +205,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
 def openapi() -> dict[str, Any]:
     """The OpenAPI description of the hub, as JSON would hold it."""
     kinds = [kind for route in ROUTES for kind in (route.takes, route.gives) if isinstance(kind, type)]
-    kinds = list(dict.fromkeys([*kinds, work.ResultHead, records.Refusal]))
+    kinds = list(dict.fromkeys([*kinds, work.ResultHead, records.ErrorReply]))
     kinds = [kind for kind in kinds if not issubclass(kind, str)]
     references, components = msgspec.json.schema_components(kinds, ref_template="#/components/schemas/{name}")
     schemas = dict(zip(kinds, references, strict=True))
@@ -216,9 +224,9 @@ def openapi() -> dict[str, Any]:
         "components": {
             "schemas": components,
             "responses": {
-                "Refusal": {
+                "ErrorReply": {
                     "description": "refused, with the name of an error and one line that says what to do",
-                    "content": {JSON: {"schema": schemas[records.Refusal]}},
+                    "content": {JSON: {"schema": schemas[records.ErrorReply]}},
                 }
             },
             "securitySchemes": {"joinToken": {"type": "http", "scheme": "bearer"}},
@@ -293,7 +301,9 @@ def hub_page() -> str:
     described = openapi()["components"]["schemas"]
     structs = []
     for name in sorted(described):
-        kind = getattr(records, name, None) or getattr(work, name, None) or (NodePlan if name == "NodePlan" else None)
+        homes = (records, work, dial_back)
+        found = next((getattr(home, name) for home in homes if hasattr(home, name)), None)
+        kind = found or (NodePlan if name == "NodePlan" else None)
         text = doc(kind) if kind is not None else str(described[name].get("description", ""))
         structs.append(f"### {name}\n\n{text}\n\n{_fields(described[name])}".rstrip())
     return PAGE.format(

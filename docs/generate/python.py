@@ -14,7 +14,7 @@ from docs.generate.prose import NOTE
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Publishing": (
         "p2psync.trainer.publisher.Publisher",
-        "p2psync.trainer.node.TrainerConfig",
+        "p2psync.trainer.config.TrainerConfig",
         "p2psync.trainer.fsdp.publisher.FsdpPublisher",
     ),
     "Subscribing": (

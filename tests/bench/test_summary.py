@@ -21,7 +21,7 @@ from p2psync.bench.rl.report import figures as loop_figures
 from p2psync.bench.summary import Figure, compare_reports, read_report, summarize, with_figures, write_csv
 from p2psync.bench.swarm.report import RaceRun, SwarmReport
 from p2psync.bench.swarm.report import figures as swarm_figures
-from p2psync.cli.main import app
+from p2psync.cli.app import app
 from p2psync.errors import UsageError
 
 

@@ -10,8 +10,8 @@ import pytest
 from checkpoint_parts import Model
 from runs_parts import LIMIT, Site, site_at
 
-from p2psync.bench.swarm.contenders import OURS
-from p2psync.bench.swarm.race import Options, Race
+from p2psync.bench.swarm.contenders import P2PSYNC
+from p2psync.bench.swarm.race import Race, RaceOptions
 from p2psync.observe.events import Committed, Published
 from p2psync.topology.emulator import why_not
 from p2psync.topology.model import Region, Topology
@@ -70,7 +70,7 @@ def pushed_share(commits: list[Committed]) -> float:
 @pytest.mark.skipif(_reason is not None, reason=_reason or "")
 def test_a_planned_race_over_shaped_links_takes_little_more_than_its_bound() -> None:
     """Five hosts at 10 Mbit/s: a star's trainer would take four times as long, and a chain of whole copies too."""
-    options = Options(3 << 20, [OURS], rounds=1, limit=30, settle=2.0)
+    options = RaceOptions(3 << 20, [P2PSYNC], rounds=1, limit=30, settle=2.0)
     (run,) = Race("drawn", Topology("lan-0", {"lan": Region(5, 10)}), options).run().runs
     assert run.trouble == "" and run.seconds is not None
     assert run.floor < run.seconds < 1.6 * run.floor
