@@ -45,10 +45,10 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
         ):
             await asyncio.sleep(0.01)
     before = trainer.runner.core.swarm.sent_bytes
-    for _ in range(3):
+    for version in (1, 2, 3):
         await site.publish(trainer, model.step(0.5))
         for actor in actors:
-            await actor.runs(trainer)
+            await actor.heard.one(Committed, lambda event, version=version: event.version == version)
     commits = [event for actor in actors for event in actor.heard.all(Committed) if event.version > 0]
     assert len(commits) == 3 * ACTORS
     useful = sum(event.fetched_bytes - event.wasted_bytes for event in commits)
