@@ -96,7 +96,7 @@ class Life:
         except BaseException:
             self.store.close()
             raise
-        self.troubles += self.store.remarks
+        self.troubles += self.store.diagnostics
         self.follower = Follower(self.engine.position, self.engine.unidentified_digest())
         info = NodeInfo(node="a" * 32, role="relay" if relay else "actor")
         self.core = NodeCore(info, NodeConfig(), random.Random(1), self.follower)

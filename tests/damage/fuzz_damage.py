@@ -193,7 +193,7 @@ class Case:
         except BaseException:
             store.close()
             raise
-        one_line(told + store.remarks)
+        one_line(told + store.diagnostics)
         return store, builder
 
     def _damage_trainer(self, when: str) -> None:

@@ -234,7 +234,7 @@ def test_a_version_may_be_published_while_a_squash_is_made(
     trainer.publish()
     for _ in range(3):
         trainer.publish("tight")
-    original = module.squashed
+    original = module.compose_chain
 
     def meanwhile(chain: object) -> object:
         found = original(chain)  # type: ignore[arg-type]
