@@ -185,7 +185,7 @@ def _operation(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "summary": route.does,
         "tags": ["ledger" if route.ledger else "hub"],
-        "responses": {"200": answer, "default": {"$ref": "#/components/responses/Refusal"}},
+        "responses": {"200": answer, "default": {"$ref": "#/components/responses/ErrorReply"}},
     }
     parameters = [("path", "id", "64 hex digits")] if "{id}" in route.path else []
     parameters += [("query", name, said) for name, said in route.query]
@@ -260,7 +260,7 @@ work. Weights never pass through it. [hub-openapi.json](hub-openapi.json) descri
 
 ## Refusals
 
-An answer other than 200 holds a `Refusal`: `{{"error": "LeaseError", "message": "this lease has ended …; join
+An answer other than 200 holds an `ErrorReply`: `{{"error": "LeaseError", "message": "this lease has ended …; join
 again"}}`.
 
 {statuses}

@@ -180,4 +180,4 @@ def test_who_comes_late_or_was_killed_goes_along_a_chain_of_tight_deltas(swarm: 
 def test_a_profile_that_there_is_not_is_wrong_usage(swarm: Swarm) -> None:
     process = swarm.run("trainer", "--watch", swarm.watch, "--profile", "thin")
     assert process.exit_code() == 2
-    assert process.stderr.strip() == "p2psync: --profile thin: choose fast, tight or auto"
+    assert process.stderr.strip() == "p2psync: profile='thin': choose auto, fast or tight"

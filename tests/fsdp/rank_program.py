@@ -127,7 +127,7 @@ class Program:
             profile=options.profile,
             anchor_ratio=options.anchor_ratio,
             probe=False,
-            plan=options.plan,
+            plan=bool(options.plan),
         )
 
     def publish(self) -> dict[str, Any]:

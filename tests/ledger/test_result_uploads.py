@@ -168,7 +168,7 @@ async def test_a_full_ledger_makes_uploads_wait(tmp_path: Path, clock: Clock) ->
         client = WorkClient(actor)
         assert await client.complete(work, "a", bytes(10), version=0, digest=DIGEST) == "accepted"
         assert await client.complete(work, "b", bytes(10), version=0, digest=DIGEST) == "full"
-        with pytest.raises(HubError, match="no room"):
+        with pytest.raises(HubError, match="is full now"):
             await client.deliver(work, "b", bytes(10), version=0, digest=DIGEST, patience=0.0)
         later = asyncio.create_task(client.deliver(work, "b", bytes(10), version=0, digest=DIGEST))
         await until(lambda: service.ledger.counts.refused["full"] > 3)

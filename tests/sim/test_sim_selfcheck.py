@@ -120,8 +120,8 @@ def test_epochs_that_repeat_leave_actors_on_a_lost_branch(monkeypatch: pytest.Mo
 def test_a_new_epoch_is_above_all_known_ones_and_never_repeats() -> None:
     at = epochs.EPOCH_ZERO + 1000.0
     first = epochs.next_epoch(0, 0, at, 5)
-    assert epochs.next_epoch(0, 0, at + 1, 0) > first  # restored: nothing is known
+    assert epochs.next_epoch(0, 0, at + 0.001, 0) > first  # restored a moment later: nothing is known
     assert epochs.next_epoch(first, 0, at - 500, 7) == first + 1  # the clock went back
     assert epochs.next_epoch(3, first, at - 500, 7) == first + 1  # the hub knows
-    assert epochs.next_epoch(0, 0, at, 6) != first  # neither knows, and the clock went back to the very second
+    assert epochs.next_epoch(0, 0, at, 6) != first  # neither knows, and the clock went back to the very moment
     assert epochs.next_epoch(0, 0, 1e12, 0) < (1 << 53) - 1 and epochs.next_epoch(2, 2, 0.0, 0) == 3

@@ -32,7 +32,7 @@ def several_roots() -> Bench:
     """A relay below a trainer, "root", and two that publish beside it."""
     bench = Bench(8, config=CONFIG)
     plan = relay_plan(("root", ""), ("other", "below"))
-    plan = NodePlan(1, [*plan.peers, "second", "third"], plan.shares, plan.places, [3, 4])
+    plan = NodePlan(1, [*plan.peers, "second", "third"], plan.shares, plan.positions, [3, 4])
     plan.check()
     bench.swarm.follow(plan, 0.0)
     for name in ("root", "second", "third"):

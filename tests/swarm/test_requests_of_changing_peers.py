@@ -31,7 +31,7 @@ def test_one_more_connection_to_a_peer_changes_nothing_but_tells_again_what_is_h
     assert bench.swarm.peer_up("a", False, 1.0)
     (peer,) = bench.swarm.peers
     assert peer is before and peer.asked_bytes == asked_bytes > 0
-    assert [type(a.message).__name__ for a in bench.actions() if hasattr(a, "message")] == ["Have"]
+    assert [type(a.message).__name__ for a in bench.actions() if hasattr(a, "message")] == ["Bitfield"]
     assert list(bench.swarm._transfers[bench.short].rarity) == [1, 1, 1, 1]
 
 

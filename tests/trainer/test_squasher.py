@@ -241,7 +241,7 @@ def test_a_version_may_be_published_while_a_squash_is_made(
         trainer.publish("tight")
         return found
 
-    monkeypatch.setattr(module, "squashed", meanwhile)
+    monkeypatch.setattr(module, "compose_chain", meanwhile)
     made = trainer.squash(0, 3)
     assert made is not None and read(made.pack) == chunks_of(trainer.versions[0], trainer.versions[3])
     trainer.holds(trainer.source, 4)
