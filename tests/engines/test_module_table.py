@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch._inductor.config as inductor
 import torch.distributed as dist
 from engine_parts import Run, bring
 from module_kinds import Extra, Tied
@@ -232,6 +231,8 @@ def test_modules_that_hold_a_part_of_the_layers_are_refused() -> None:
 
 def test_weights_compiled_into_code_are_refused() -> None:
     module = torch.compile(nn.Linear(2, 2))
+    import torch._inductor.config as inductor  # it imports Triton, which test_triton_kernels must do first
+
     with inductor.patch(freezing=True), pytest.raises(ModuleError, match=r"torch\._inductor\.config\.freezing"):
         module_table(module)
     assert module_table(module)
