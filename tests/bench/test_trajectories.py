@@ -87,7 +87,7 @@ def test_what_is_there_is_not_made_again(tmp_path):
 
 
 def test_a_step_of_grpo_moves_masters_and_publishes_their_rounding():
-    pytest.importorskip("transformers", reason="pip install 'p2psync[bench]'")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'p2psync[bench]'")
     import torch
 
     from p2psync.bench import grpo
@@ -109,7 +109,7 @@ def test_a_step_of_grpo_moves_masters_and_publishes_their_rounding():
 
 
 def test_prompts_read_once_give_the_probabilities_of_whole_sequences():
-    pytest.importorskip("transformers", reason="pip install 'p2psync[bench]'")
+    pytest.importorskip("transformers", reason="transformers is not installed: pip install 'p2psync[bench]'")
     import torch
 
     from p2psync.bench import grpo
