@@ -44,9 +44,10 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
             for node in nodes
         ):
             await asyncio.sleep(0.01)
-    before = trainer.runner.core.swarm.sent_bytes
+    before, plans = trainer.runner.core.swarm.sent_bytes, [trainer.runner.core.plan]
     for version in (1, 2, 3):
         await site.publish(trainer, model.step(0.5))
+        plans.append(trainer.runner.core.plan)
         for actor in actors:
             await actor.heard.one(Committed, lambda event, version=version: event.version == version)
     commits = [event for actor in actors for event in actor.heard.all(Committed) if event.version > 0]
@@ -55,8 +56,10 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     # On a busy machine some chunks are overdue, and pulled: of three versions one comes as planned. Where nobody passed
     # chunks on, a quarter of each would be pulled.
     assert max(pushed_share([event for event in commits if event.version == version]) for version in (1, 2, 3)) > 0.9
-    sent = trainer.runner.core.swarm.sent_bytes - before
-    assert sent < 0.9 * useful, "actors pass on what they get: a star's trainer sends all of it"
+    # Links of one machine are as fast as it happens to measure them, so the plan may be anything from a chain to a star.
+    planned = max(sum(plan.fractions_to().values()) for plan in plans if plan is not None) / ACTORS
+    sent = (trainer.runner.core.swarm.sent_bytes - before) / useful
+    assert sent < planned + 0.1, "actors pass on what the plan has them pass on"
     assert min(event.chunks for event in told.all(Published)) >= 3
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("vllm")
+pytest.importorskip("vllm", reason="vllm is not installed")
 
 from p2psync.actor.vllm.backend import ENVIRONMENT, _from_environment
 from p2psync.errors import UsageError
