@@ -56,7 +56,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     # On a busy machine some chunks are overdue, and pulled: of three versions one comes as planned. Where nobody passed
     # chunks on, a quarter of each would be pulled.
     assert max(pushed_share([event for event in commits if event.version == version]) for version in (1, 2, 3)) > 0.9
-    # Links of one machine are as fast as it happens to measure them, so the plan may be anything from a chain to a star.
+    # Rates measured on one machine vary, so the plan may be anything from a chain to a star.
     planned = max(sum(plan.fractions_to().values()) for plan in plans if plan is not None) / ACTORS
     sent = (trainer.runner.core.swarm.sent_bytes - before) / useful
     assert sent < planned + 0.1, "actors pass on what the plan has them pass on"
