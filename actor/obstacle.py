@@ -32,7 +32,7 @@ class Obstacle:
                 self._trouble = self._fetching = ""
 
     def line(self, live: Position | None) -> str:
-        """Returns one line: what is live, and why nothing newer is."""
+        """Returns one line: the live version, and why no newer one is live."""
         have = "nothing is live yet" if live is None else f"version {live.version} is live"
         why = self._hub or self._trouble or self._fetching
         return f"{have}; {why or f'the hub at {self._hub_url} has announced nothing newer'}"

@@ -155,7 +155,7 @@ class Subscriber:
 
     @property
     def live(self) -> LiveVersion:
-        """What is live, for a rollout face beside this subscriber (`p2psync.actor.rollout_server`); on any loop."""
+        """The live version, for a `p2psync.actor.rollout_server` in the same process; on any loop."""
         return LiveVersion(self._commit_lock, lambda: self.engine.position)
 
     def wait_for(self, version: int, timeout: float) -> None:

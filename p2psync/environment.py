@@ -1,4 +1,4 @@
-"""Options from environment variables: what is read, what is ignored, and how a bad value is named.
+"""Options from environment variables: reads them, ignores those of others, and names bad values.
 
 Kubernetes sets variables for every service of a namespace: a service `p2psync-trainer` gives its pods
 `P2PSYNC_TRAINER_PORT=tcp://10.0.0.1:7071`, which is no option of ours. Such a value is ignored, with a line.
@@ -22,7 +22,7 @@ def is_service_link(value: str) -> bool:
 
 
 def ignored_line(variable: str, value: str) -> str:
-    """What people are told of a variable that is ignored."""
+    """Returns the message about an ignored variable."""
     return (
         f"{variable}={value} is ignored: Kubernetes sets it for a service of that name, and it is no option "
         "(a pod with enableServiceLinks: false has none)"

@@ -21,7 +21,7 @@ class BaseMismatchError(P2PSyncError):
 
 
 class DigestMismatchError(P2PSyncError):
-    """Weights do not have the digest that the manifest signs; what was staged is not made live."""
+    """Weights do not have the digest that the manifest signs; the staged version does not become live."""
 
 
 class TrustError(P2PSyncError):
@@ -77,4 +77,4 @@ class MisfitError(EngineError):
 
 
 class WaitTimeoutError(P2PSyncError, TimeoutError):
-    """What was waited for did not come in time; says what is missing."""
+    """An awaited event did not come in time; the message says what is missing."""

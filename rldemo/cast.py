@@ -41,7 +41,7 @@ class Member:
 
     @property
     def version(self) -> int | None:
-        """What it runs."""
+        """The version that it runs."""
         return max(self.commits, default=None)
 
 

@@ -75,7 +75,7 @@ class Demo:
         show_result(self.console, result, list(self.cast.members.values()))
 
     def _awaited(self) -> str:
-        """What happens next, for people who wait for it."""
+        """Returns the next event, for people who wait for it."""
         version = len(self.learned) + 1
         if not self.hub_url:
             compiling = "" if compiled() else ", and compiles the codec, once for this machine"

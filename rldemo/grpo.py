@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class StepStats:
-    """What one call of `Learner.step` saw and did."""
+    """The figures of one call of `Learner.step`."""
 
     reward: float  # mean over all samples given
     samples: int

@@ -1,4 +1,4 @@
-"""What the demonstration's processes tell their parent: one JSON line on stdout for each thing that happens."""
+"""The messages of the demonstration's processes to their parent: one JSON line on stdout for each event."""
 
 from __future__ import annotations
 

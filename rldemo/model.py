@@ -4,7 +4,7 @@ RMSNorm before each half-layer (Zhang & Sennrich 2019), rotary positions (Su et 
 (Ainslie et al. 2023) with RMSNorm on queries and keys as in Qwen3, SwiGLU (Shazeer 2020). Parameter names are those
 of Hugging Face checkpoints, so that a saved policy is an ordinary directory of safetensors.
 
-The parameters are bf16: they are what is published, patched and compared bit by bit. Computation is in fp32 on copies
+The parameters are bf16: p2psync publishes, patches and compares them bit by bit. Computation is in fp32 on copies
 made at the start of each call (`working_copy`), and never kept: two million elements are cast in about a millisecond,
 a commit between two calls can not leave a stale copy behind, and trainer and actors get the same log-probabilities
 on processors with and without bf16 arithmetic.

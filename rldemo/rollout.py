@@ -1,4 +1,4 @@
-"""What travels between the ledger and the actors, and the work an actor does with it.
+"""Prompts and results between the ledger and the actors, and an actor's work on them.
 
 The structs are plain data (msgspec encodes them as JSON or MessagePack); moving them is somebody else's matter.
 """

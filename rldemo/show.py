@@ -1,4 +1,4 @@
-"""What the demonstration shows: a live view on a terminal, plain lines elsewhere, and the table at the end."""
+"""Shows the demonstration: a live view on a terminal, plain lines elsewhere, and the table at the end."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Screen:
         self._published = event
 
     def refresh(self) -> None:
-        """Draw the live view; where there is none, say what is awaited if nothing was said for long."""
+        """Draw the live view; where there is none, print the awaited event after a silence."""
         if self._live is not None:
             self._live.update(Group(self._progress(), self._members()))
         elif time.monotonic() - self._told > MAX_SILENCE_SECONDS:

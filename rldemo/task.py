@@ -59,7 +59,7 @@ def work(prompt: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """What a completion claims: the text after the first closing bracket if it opens with one, else all of it."""
+    """Returns a completion's answer: the text after the first closing bracket if it opens with one, else all of it."""
     return text.partition(")")[2] if text.startswith("(") else text
 
 

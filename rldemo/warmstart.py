@@ -47,7 +47,7 @@ FINAL_GAIN = 24.0
 
 @dataclass(frozen=True)
 class Teacher:
-    """Whom the policy imitates: how often they write their work down, and are right with and without it."""
+    """The writers that the policy imitates: how often they write their work down, and are right with and without it."""
 
     works: float
     right_with_work: float

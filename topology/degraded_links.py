@@ -29,7 +29,7 @@ class _StaleFigure(msgspec.Struct, frozen=True):
 
 
 class DegradedLinks:
-    """What one hub knows of degraded links. All rates are in Mbit/s."""
+    """The degraded links that one hub knows. All rates are in Mbit/s."""
 
     def __init__(self) -> None:
         self._planned: dict[_Pair, float] = {}

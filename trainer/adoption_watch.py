@@ -30,7 +30,7 @@ class AdoptionWatch:
         self._members = members
         self._position = position
         self._emit = on_event
-        #: What `until_running` saw last.
+        #: The state that `until_running` saw last.
         self.latest = Adoption(-1, 0, ())
 
     async def until_running(self, actors: int, patience: float = math.inf) -> None:

@@ -170,7 +170,7 @@ class WatchDaemon:
         try:
             await self._write()
         except StoreError as error:
-            self._warn_once(str(self._memory_file), f"{error}; what was published is not remembered yet")
+            self._warn_once(str(self._memory_file), f"{error}; published versions are not remembered yet")
         else:
             self._warned.pop(str(self._memory_file), None)
 

@@ -332,7 +332,7 @@ class TrainerNode:
 
     @property
     def fenced(self) -> FencedError | None:
-        """What replaced this trainer, if anything did."""
+        """The error that says what replaced this trainer; None while nothing did."""
         return self._announcer.fenced if self._announcer is not None else None
 
     @property

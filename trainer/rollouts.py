@@ -95,7 +95,7 @@ class Rollouts:
         return self._service
 
     def resume(self, committed: int | None = None) -> int:
-        """For a loop that starts: what was taken for steps up to `committed` is gone, the rest comes again.
+        """Resume at the start of a loop: results taken for steps up to `committed` are gone, the rest comes again.
 
         committed: the last step that the loop's own saved state holds. Returns how many results come again.
         """
@@ -129,7 +129,7 @@ class Rollouts:
         return _collect(self, version, count, timeout)
 
     def commit_step(self, step: int | None = None) -> int:
-        """The step (None: the one in hand) is durable in the loop's own state: what was taken for it is gone.
+        """The step (None: the one in hand) is durable in the loop's own state: forget the results taken for it.
 
         Returns how many results. Raises `StoreError`; call it again then.
         """

@@ -64,7 +64,7 @@ def flags(option: Any) -> str:
 
 
 def values(option: Any) -> str:
-    """What an option takes: a kind, or its choices."""
+    """Returns an option's kind of value, or its choices."""
     if option.is_flag:
         return "flag"
     kind = option.type_descriptor.annotation

@@ -28,7 +28,7 @@ def doc(thing: object) -> str:
 
 
 def fields(kind: type) -> dict[str, str]:
-    """What a class's docstring says of each field, by name.
+    """Returns what a class's docstring says of each field, by name.
 
     It says so a line for each, `name: meaning [default]`, or in sentences, `one, two: meaning.`
     """

@@ -10,7 +10,7 @@ from pathlib import Path
 import p2psync
 from docs.generate.prose import NOTE
 
-#: What each section of the page shows, by the module that defines it.
+#: The names in each section of the page, by the module that defines them.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Publishing": (
         "p2psync.trainer.publisher.Publisher",

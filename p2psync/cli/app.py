@@ -110,7 +110,7 @@ def configure(
 
 #: The exit code after an interrupt: typer returns it for Ctrl-C, and so do daemons after SIGINT.
 _INTERRUPTED = 130
-#: What typer raises for wrong usage: a missing command or option, an unknown one, a bad value.
+#: The errors that typer raises for wrong usage: a missing command or option, an unknown one, a bad value.
 _UsageRefusal: type[Any] = typer.BadParameter.__mro__[1]
 
 

@@ -45,7 +45,7 @@ def codec(
     ] = None,
     trajectories: Annotated[
         Path | None,
-        typer.Option(help="Folder of recorded GRPO runs, whose steps are measured too; what is missing is made."),
+        typer.Option(help="Folder of recorded GRPO runs, measured too; missing ones are recorded first."),
     ] = None,
     models: Annotated[str, typer.Option(help="Of the trajectories.")] = "qwen3,smollm2",
     rates: Annotated[str, typer.Option(help="Learning rates of the trajectories.")] = "1e-6,3e-6,5e-6",

@@ -52,7 +52,7 @@ def rl(
         float, typer.Option(help="Seconds to measure links before the first step, at most.", min=0)
     ] = 90.0,
     limit: Annotated[float, typer.Option(help="Seconds after which a run is given up.", min=1)] = 900.0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of drawn weights and of lost packets.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: one region, 8 MB, 5 steps.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like rl.png.")] = None,
     json: JsonTarget = None,

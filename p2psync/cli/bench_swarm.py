@@ -53,7 +53,7 @@ def swarm(
     settle: Annotated[
         float, typer.Option(help="Seconds to measure and plan before a warm run, at most.", min=0)
     ] = 60.0,
-    seed: Annotated[int, typer.Option(help="Of what is drawn, and of the packets that are lost.")] = 1,
+    seed: Annotated[int, typer.Option(help="Seed of drawn weights and of lost packets.")] = 1,
     quick: Annotated[bool, typer.Option("--quick", help="Short form: 4 hosts, 4 MiB, one round.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like swarm.png.")] = None,
     json: JsonTarget = None,

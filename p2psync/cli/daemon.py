@@ -1,4 +1,4 @@
-"""What every daemon of the command line shares: its loop, its signals, and how it shows what happens."""
+"""Runs a daemon of the command line: its loop, its signals, and its output."""
 
 from __future__ import annotations
 

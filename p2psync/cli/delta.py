@@ -144,7 +144,7 @@ def _count(number: int, what: str) -> str:
 
 @contextmanager
 def _stoppable() -> Iterator[None]:
-    """End on SIGTERM and SIGHUP as on an error, so that what was half made is removed."""
+    """End on SIGTERM and SIGHUP as on an error, so that half-made files are removed."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""What `p2psync doctor --join URL` looks at: the hub, the token, and the ports of the swarm in both directions."""
+"""The checks of `p2psync doctor --join URL`: the hub, the token, and the swarm's ports in both directions."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def dialled_back(client: HubClient, port: int) -> Finding:
 
 
 def judged(answer: DialedBack, port: int, taken: str = "") -> Finding:
-    """What a dial-back shows. taken: why this process could not listen on the port itself; "" if it could."""
+    """Returns the finding of a dial-back. taken: why this process could not listen on the port; "" if it could."""
     name, place = "dial back", f"port {port} at {answer.host}"
     if answer.outcome == "reached" or (answer.outcome == "other" and taken):
         near = ", over this machine's loopback: it tells nothing of firewalls" if _is_loopback(answer.host) else ""

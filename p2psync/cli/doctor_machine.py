@@ -1,4 +1,4 @@
-"""What `p2psync doctor` looks at in the machine itself: processor, memory, disk, codec, engines.
+"""The checks that `p2psync doctor` makes of the machine: processor, memory, disk, codec, engines.
 
 Every look takes the place it looks at as an argument, and is short.
 """
@@ -90,7 +90,7 @@ def memory(proc: Path) -> Finding:
 
 
 def compiler() -> Finding:
-    """The codec's loops compile, and what is compiled is kept."""
+    """The codec's loops compile, and numba keeps the result on disk."""
     began = time.monotonic()
     try:
         import numpy as np

@@ -1,4 +1,4 @@
-"""What `p2psync doctor` looks at in the network: TCP, ports, limits, and what an emulated WAN needs."""
+"""The checks that `p2psync doctor` makes of the network: TCP, ports, limits, and the needs of an emulated WAN."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from p2psync.net import tcp
 IPV4 = Path("/proc/sys/net/ipv4")
 #: The hub's port and the swarm's.
 PORTS = (7070, 7071)
-#: What one stream has under way at 1 Gbit/s over 100 ms. The kernel counts its own overhead too: about as much again.
+#: Bytes that one stream has under way at 1 Gbit/s over 100 ms. The kernel counts its own overhead too: about as much
+#: again.
 _PATH_BYTES = 12_500_000
 _WANTED_BYTES = 2 * _PATH_BYTES
 _WANTED_FILES = 4096

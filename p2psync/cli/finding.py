@@ -1,4 +1,4 @@
-"""What `p2psync doctor` finds."""
+"""The result of one check of `p2psync doctor`."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class LazyCommands(MutableMapping[str, Any]):
         return len({**self._entries, **self._loaded})
 
     def stub(self, name: str) -> Any:
-        """What the list of commands shows: the command itself if it is loaded, else its name and help."""
+        """Returns an entry of the list of commands: the command itself if it is loaded, else its name and help."""
         if name in self._loaded:
             return self._loaded[name]
         return TyperCommand(name, help=self._entries[name].help)

@@ -1,4 +1,4 @@
-"""What commands share to show their figures: JSON, sizes and shares for people, a progress bar."""
+"""Shows figures of commands: JSON, sizes and shares for people, a progress bar."""
 
 from __future__ import annotations
 

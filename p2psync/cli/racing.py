@@ -1,4 +1,4 @@
-"""What the benchmarks that run real processes share at the command line."""
+"""Options and messages of the benchmarks that run real processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `p2psync status` shows: the run, one row for each member, and why some wait."""
+"""The text of `p2psync status`: the run, one row for each member, and why some wait."""
 
 from __future__ import annotations
 

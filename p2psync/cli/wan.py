@@ -33,6 +33,26 @@ def group() -> None:
     """Networks between regions: plan for them, emulate them (needs root)."""
 
 
+@app.command("draw")
+def draw(
+    seed: Annotated[int, typer.Argument(help="Equal seeds give equal networks.", min=0)],
+    hosts: Annotated[int, typer.Option(help="The most hosts that it has.", min=3)] = 12,
+    out: Annotated[Path | None, typer.Option("-o", "--out", help="The file to write. [standard output]")] = None,
+) -> None:
+    """Draw a network of data centres, clouds, offices, homes, far places and satellites; write it as TOML."""
+    from p2psync.topology.places import draw_places
+    from p2psync.topology.toml_text import topology_toml
+
+    text = topology_toml(draw_places(seed, hosts=hosts))
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written: {error.strerror}") from None
+
+
 @app.command("up")
 def up(file: TopologyFile, congestion: Congestion = None, seed: Seed = 0) -> None:
     """Bring a network up, until `wan down`; print its hosts, their namespaces and their addresses."""

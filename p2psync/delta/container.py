@@ -97,7 +97,7 @@ class ChunkEncoder:
         self._writer = _writer(profile, block_units, chunk_bytes, history)
         self._first_row = self._last_row = -1
         self._blocks = 0
-        #: What all added rows add to the digest, mod 2^128. `add_block` does not update it.
+        #: The sum that all added rows add to the digest, mod 2^128. `add_block` does not update it.
         self.digest_change = 0
         #: Units whose bits differ; of an added or removed tensor, those that are not zero.
         self.changed = 0

@@ -75,7 +75,7 @@ def digest_units(spec: TensorSpec, units: Units, start: int = 0) -> int:
 
 
 def digest_change(spec: TensorSpec, start: int, positions: NDArray[np.uint32] | None, old: Units, new: Units) -> int:
-    """What a change adds to the digest, mod 2^128: the sum of mix(new) − mix(old).
+    """Returns the sum that a change adds to the digest, mod 2^128: the sum of mix(new) − mix(old).
 
     `positions` are offsets from unit `start` of the tensor (None: 0, 1, 2, …); `old` and `new` are flat arrays of the
     spec's unit, one entry for each position. Raises `ValueError` where they do not fit together.

@@ -77,7 +77,7 @@ HubCall: TypeAlias = CallJoin | CallRenew | CallView | CallPlan
 
 @dataclass(frozen=True, slots=True)
 class _LocalState:
-    """What a call reports of this node."""
+    """The report about this node in one call."""
 
     version: int | None = None
     digest: str = ""

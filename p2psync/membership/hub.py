@@ -411,7 +411,7 @@ class HubCore:
         )
 
     def _holder(self, request: Claim, now: float) -> str:
-        """Who holds this hub, in words; "" if nobody does.
+        """Returns the holder of this hub, in words; "" if there is none.
 
         The claimant holds it while its lease lasts, unless the claim comes from the same node, whose earlier process
         has ended. Before any claim, a member that is a trainer of another run holds it: this hub was restarted, and

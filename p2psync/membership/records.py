@@ -18,7 +18,7 @@ HUB_HOST = "@hub"
 
 
 class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Who a node is and where its peers reach it.
+    """The identity of a node and the addresses at which peers reach it.
 
     node: 32 hex digits, kept over restarts of the same daemon. region: free text; "" when unknown. host: "" in a join
     means the address that the hub sees; `HUB_HOST` means the host at which the reader reaches the hub. port 0: the node
@@ -210,7 +210,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
-    """What the hub tells every node, at one revision.
+    """The view that the hub gives every node, at one revision.
 
     instance: differs after each start of the hub, so that clients notice that revisions begin anew. run: "" until a
     trainer has claimed one. claim: who holds the run and how it got it, one line for people; "" before the first claim.

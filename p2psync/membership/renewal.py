@@ -17,7 +17,7 @@ from p2psync.errors import FormatError
 from p2psync.membership.checks import MAX_PATHS, check_rate, check_running, check_statistics, printable_line
 from p2psync.membership.records import NodeStatistics, PathStatistics, Renew
 
-#: Characters of the line that names what was dropped; equal lines are written once.
+#: Characters of the line that names dropped figures; equal lines are written once.
 MAX_REFUSED = 400
 #: The lease at the start of a JSON body: a string without escapes, of up to 128 characters, more than any hub grants.
 _LEASE_FIRST = re.compile(rb'\s*\{\s*"lease"\s*:\s*"([ !#-\[\]-~]{1,128})"')
@@ -50,7 +50,7 @@ class ParsedRenewal:
 
     @property
     def refusal(self) -> str:
-        """What was dropped, in one line for the reply; "" if nothing was."""
+        """Returns one line that names the dropped figures, for the reply; "" if none was dropped."""
         return "; ".join(dict.fromkeys(self.refused))[:MAX_REFUSED]
 
 

@@ -100,7 +100,7 @@ class EngineDriver:
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     async def stop(self) -> None:
-        """Wait for the engine to finish what it is doing; what was asked and not begun is dropped."""
+        """Wait for the engine to finish its current call; drop the calls that have not begun."""
         await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
 
     async def _run(self, action: EngineAction) -> None:
@@ -152,7 +152,7 @@ class EngineDriver:
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: Put) -> None:
-        """Put what has come: whoever is first takes along what comes until the engine's thread is free."""
+        """Put all chunks that have come by the time the engine's thread is free."""
         if self._stage is None:
             return
         self._puts.append((self._stage, action))
@@ -161,7 +161,7 @@ class EngineDriver:
         self._putting = True
         try:
             while self._puts:
-                # What was meant for a stage that is no more must not reach the one after it.
+                # Chunks of an abandoned stage must not reach the next one.
                 stage = self._stage
                 puts = [action for meant, action in self._puts if meant is stage]
                 self._puts = [(stage, action) for action in puts[MAX_PUTS:] if stage is not None]
@@ -238,7 +238,7 @@ class EngineDriver:
         )
 
     async def inspect(self) -> None:
-        """Look for damage to what is live, and have the core go on from what is live then."""
+        """Look for damage to the live version, and have the core go on from the version that is live then."""
         for line in await self.in_worker(self._inspect):
             self._emit(Trouble(line))
         position = self.engine.position
@@ -247,7 +247,7 @@ class EngineDriver:
             self._core.doubted("what was live is damaged", position, _now())
 
     async def _vouched(self, doubtful: bool) -> Position | None:
-        """What is live; where it is in doubt, only if its bits are still those that were committed."""
+        """Returns the live version; one in doubt only if its bits are still those that were committed."""
 
         def look() -> tuple[list[str], Position | None]:
             sound = not doubtful or self.engine.position is None or self.engine.scrub()
@@ -272,7 +272,7 @@ class EngineDriver:
 
 
 def left_branch(before: Position, after: Position) -> bool:
-    """Whether a later epoch of the same run gave version numbers again: what was live is on no way to what is."""
+    """Returns whether a later epoch of the run gave version numbers again: no path leads on from `before`."""
     return before.run == after.run and before.epoch < after.epoch and before.version >= after.version
 
 

@@ -1,4 +1,4 @@
-"""What a hub logs under `p2psync.hub`: nodes that come and go, and requests that it refuses."""
+"""Logs for a hub, under `p2psync.hub`: nodes that come and go, and refused requests."""
 
 from __future__ import annotations
 

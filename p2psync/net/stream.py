@@ -29,14 +29,14 @@ MAX_BACKLOG = 16 << 20
 _SMALL = 2048
 #: Bytes of a chunk that are waited for at a time: few enough that the peer's window stays open.
 _PART = 16 << 10
-#: What connections are taken to carry where nobody knows (bytes a second).
+#: The assumed rate of a connection that nobody has measured (bytes a second).
 _RATE = 1e6
 #: A connection that has not greeted by then is closed (seconds).
 GREETING_TIMEOUT = 10.0
 
 
 class StreamOwner(Protocol):
-    """Who hears of a stream's life."""
+    """Hears of the events of a stream."""
 
     def opened(self, stream: PeerStream) -> None:
         """The connection stands."""

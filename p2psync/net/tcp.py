@@ -1,4 +1,4 @@
-"""What the kernel lets one set on, and tells of, a TCP connection. Elsewhere than on Linux it tells nothing.
+"""Socket options and counters of a TCP connection, as the kernel offers them. Elsewhere than on Linux there are none.
 
 Congestion control is chosen for each connection, not for the machine: BBR keeps its rate where packets are lost now and
 then, and needs no privilege once the module is there.
@@ -19,9 +19,9 @@ from p2psync.errors import UsageError
 
 #: Choices of `--congestion` that are no algorithm's name.
 AUTO_CONGESTION = "auto"
-#: What AUTO_CONGESTION tries, in order.
+#: The names that AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
-#: What it takes towards near peers, and the round trips (seconds) within which a peer is near. Over a fraction of a
+#: The name it takes towards near peers, and the round trips (seconds) within which a peer is near. Over a fraction of a
 #: millisecond BBR's timers cost more than they bring, and a machine with other things to do is late for them.
 NEAR, NEAR_RTT = "cubic", 0.002
 #: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they

@@ -203,7 +203,7 @@ class Committed(Event, frozen=True):
         return f"{percent} changed" + (f" since version {self.since}" if self.version > self.since + 1 else "")
 
     def _bytes(self) -> str:
-        """What was fetched, and why it exceeds what the path needs."""
+        """Returns the bytes fetched, and why they exceed those that the path needs."""
         useful = self.fetched_bytes - self.wasted_bytes
         surplus = [
             (self.wasted_bytes, "came twice or too late"),

@@ -47,7 +47,7 @@ class StagedPath:
         #: Where the file or directory is made.
         self.path = self.target.with_name(f".{self.target.name}.{os.getpid()}.tmp")
         with disk_errors(target):
-            self._remove_leftovers()
+            self._remove_unfinished()
             if directory:
                 self.path.mkdir()
             else:
@@ -81,7 +81,7 @@ class StagedPath:
                 _rename(self.path, self.target, _NOREPLACE, _unless_there)
             sync_directory(self.target.parent)
 
-    def _remove_leftovers(self) -> None:
+    def _remove_unfinished(self) -> None:
         ours = re.compile(rf"\.{re.escape(self.target.name)}\.\d+\.tmp")
         for stale in self.target.parent.iterdir():
             if not ours.fullmatch(stale.name):

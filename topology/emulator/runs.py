@@ -29,7 +29,7 @@ _ASK_TIMES = 5
 
 
 class EmulatedRun(msgspec.Struct, frozen=True):
-    """What a router reports once its network is up. file: the topology's, if `wan up` made the network."""
+    """A router's report once its network is up. file: the topology's, if `wan up` made the network."""
 
     run: str
     file: str

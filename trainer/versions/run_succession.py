@@ -1,4 +1,4 @@
-"""What a run does that goes on from the versions of another run: it writes its first version out, and drops theirs."""
+"""Goes on from the versions of another run: writes the first version out whole, and drops those of that run."""
 
 from __future__ import annotations
 

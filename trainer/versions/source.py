@@ -15,7 +15,7 @@ from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
 from p2psync.trainer.watch.candidates import FileStates
 
-#: What `files_signature` returns: it tells one state of a checkpoint's files from another.
+#: The value of `files_signature`: it tells one state of a checkpoint's files from another.
 Signature: TypeAlias = tuple[tuple[str, int, int, int], ...]
 
 

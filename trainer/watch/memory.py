@@ -1,4 +1,4 @@
-"""What a watcher remembers from one life to the next: what is live, and what has been published or overtaken.
+"""A watcher's memory over restarts: the live checkpoint, and those that were published or overtaken.
 
 The memory is kept on disk as JSON: the names of these fields there must stay, which is why some differ from ours.
 """

@@ -47,7 +47,7 @@ class NoticeLog:
         self._add(candidate.path, f"{printable(candidate.path) or 'the watched directory'} {text}", warning=warning)
 
     def observe(self, listing: Listing, found: FoundCandidates, now: float) -> None:
-        """Make notices about what is no checkpoint in a listing, and forget those about what is gone from it."""
+        """Make notices about entries that are no checkpoints, and forget those about entries that are gone."""
         self._told = {key: text for key, text in self._told.items() if key[:1] in ("", "\0") or listing.may_exist(key)}
         for path, why in found.excluded.items():
             self._add(path, f"{printable(path)} is left out: it {why}", warning=False)

@@ -63,9 +63,9 @@ _WORD, _LONG = np.empty(0, np.uint32), np.empty(0, np.uint64)
 # Offsets in a loop's scratch memory, in bytes: separate arrays would take all registers for their addresses.
 _NEXT, _START, _STOP, _TABLE = 0, 64, 128, 192
 _PADS = 256
-# Of a scan: the sums of both copies (`simd`), and bytes of a row of them.
+# A scan's memory: the sums of both copies (`simd`), and the bytes of a row of them.
 _SUMS, _LANES = _TABLE + SUMS_OFFSET, 2 * GROUP
-# Of a scan: 8 · class of each scale; difference masks; masks and ends of a turn; padded copies of a short turn.
+# A scan's memory: 8 · class of each scale; difference masks; masks and ends of a turn; padded copies of a short turn.
 _CLASS, _DIFFER, _MASKS = 1280, 1536, 1536 + _TURN // 8
 _ENDS = _MASKS + _TURN
 _PADDED = _ENDS + _TURN // 4

@@ -247,7 +247,7 @@ class DirectoryEngine:
             return self._second.applier(None, b"", path, local)
         assert self._live.checkpoint is not None and self.position is not None
         self._second.begin(max(needed, self._live.checkpoint.layout.nbytes))
-        self._second.bring_up()
+        self._second.update()
         return self._second.applier(self._second.open(), self.position.digest, path, LocalTensors([]))
 
     def _local_tensors(self) -> LocalTensors:

@@ -74,7 +74,7 @@ class SecondSlot:
         self._hook("dirty")
         return second
 
-    def bring_up(self) -> None:
+    def update(self) -> None:
         """Makes the slot hold the live version. Raises `DigestMismatchError` if the live bits turn out to be wrong."""
         slot, position = self._directory.slot(self.name), self._live.position
         if self._held != position and not self._apply_last_path():

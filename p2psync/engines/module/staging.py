@@ -57,7 +57,7 @@ class ModuleStaging:
     def __init__(
         self, path: Sequence[PathStep], tensors: Mapping[TensorSpec, LiveTensor], blobs: Mapping[TensorSpec, Units]
     ) -> None:
-        """tensors, blobs: what is live. Raises `EngineError` if the path's tensors are not the module's."""
+        """tensors, blobs: the live ones. Raises `EngineError` if the path's tensors are not the module's."""
         self._path = path
         self._tensors = tensors
         self._live_blobs = self._old_blobs = dict(blobs)

@@ -162,7 +162,7 @@ class DerivedTensors:
         return copy is not None
 
     def _is_constant(self, leaf: Leaf, snapshot: _ValueSnapshot | None) -> bool:
-        """Returns whether it equals what was at this path, or at this address, before any weight was loaded."""
+        """Returns whether it equals the tensor at this path, or at this address, before any weight was loaded."""
         if isinstance(leaf.value, float) and snapshot is None and leaf.value in self._numbers:
             return True  # an object made later that repeats a setting
         address = _address(leaf.value)

@@ -1,0 +1,93 @@
+"""TCP in virtual time: it finds paths as slowly as real connections do, loses, queues, and delivers in order."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from p2psync.bench.virtual_tcp import MEASURED, delivered
+from p2psync.sim.clock import VirtualClock
+from p2psync.topology.tcp.congestion import Bbr, CongestionControl, Cubic
+from p2psync.topology.tcp.connection import TcpConnection
+from p2psync.topology.tcp.links import LinkDirection
+
+SEEDS = range(9)
+MBIT = 1e6 / 8
+
+
+def medians(control: Callable[[], CongestionControl], connections: int, **path: float) -> list[float]:
+    """Mbit/s in each three seconds: the median of the seeds."""
+    runs = [delivered(control, connections, seed=seed, **path) for seed in SEEDS]  # type: ignore[arg-type]
+    return [statistics.median(period) for period in zip(*runs, strict=True)]
+
+
+def test_bbr_needs_as_long_as_measured_to_find_a_long_lossy_path() -> None:
+    found = medians(Bbr, 1)
+    assert max(found[:2]) < 5.0
+    # From the third period on within a factor of the measured figures, which vary as much between two runs.
+    assert all(0.5 < virtual / real < 3.0 for virtual, real in zip(found[2:], MEASURED["bbr", 1][2:], strict=True))
+
+
+def test_more_connections_find_it_sooner() -> None:
+    one, two, four = (medians(Bbr, connections) for connections in (1, 2, 4))
+    assert one[1] < two[1] < four[1]
+    assert sum(one) < sum(two) < sum(four)
+
+
+def test_cubic_never_finds_it() -> None:
+    assert max(medians(Cubic, 1)) < 2.5
+
+
+def test_loss_holds_cubic_to_a_hundredth_of_a_fast_path_and_bbr_hardly() -> None:
+    path = {"rate": 1000.0, "rtt": 0.1, "loss": 0.001}
+    assert max(medians(Cubic, 1, periods=4, **path)[1:]) < 25.0
+    assert medians(Bbr, 1, periods=4, **path)[-1] > 600.0
+
+
+@pytest.mark.parametrize("control", [Bbr, Cubic])
+def test_a_clean_path_is_filled(control: Callable[[], CongestionControl]) -> None:
+    assert min(medians(control, 1, rate=100.0, rtt=0.05, loss=0.0)[1:]) > 85.0
+
+
+@pytest.mark.parametrize("control", [Bbr, Cubic])
+@pytest.mark.parametrize("buffer", [20_000, 400_000])
+def test_messages_arrive_whole_and_in_order_whatever_is_lost_or_dropped(
+    control: Callable[[], CongestionControl], buffer: int
+) -> None:
+    clock, rng = VirtualClock(1), random.Random(1)
+    link = LinkDirection(20 * MBIT, buffer, 0.0005)
+    came: list[object] = []
+    drained: list[float] = []
+    connection = TcpConnection(
+        clock,
+        rng,
+        [(link, 0.02)],
+        0.02,
+        control(),
+        on_message=came.append,
+        on_drained=lambda: drained.append(clock.now),
+    )
+    for number in range(200):
+        connection.send(1 + rng.randrange(60_000), number)
+    clock.run(600.0, lambda: len(came) == 200)
+    assert came == list(range(200))
+    assert connection.lost_packets > 0 and (link.dropped > 0 or buffer > 20_000)
+    assert drained and connection.waiting == 0
+    clock.run(clock.now + 1.0, lambda: False)
+    assert connection.inflight == 0
+
+
+def test_connections_share_a_link_and_never_pass_its_rate() -> None:
+    rates = delivered(Bbr, 4, rate=50.0, rtt=0.04, loss=0.0, periods=4)
+    # What one lost packet holds back may be delivered in a later period.
+    assert 44.0 < rates[-1] and sum(rates) * 1500 / 1448 <= 50.0 * len(rates)
+
+
+def test_a_link_loses_the_share_that_it_is_told_to() -> None:
+    link, rng = LinkDirection(1.0, 1.0, 0.01), random.Random(2)
+    lost = [link.lose(12, rng) for _ in range(50_000)]
+    assert sum(lost) / (12 * 50_000) == pytest.approx(0.01, rel=0.05)
+    assert max(lost) >= 2

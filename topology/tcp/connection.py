@@ -1,0 +1,144 @@
+"""One direction of a TCP connection in virtual time: messages in order, in bursts over links, under congestion control.
+
+Bytes that a link loses are sent again a round trip later, and hold back everything behind them. Acknowledgements take
+the delay back and are never lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from random import Random
+
+from p2psync.sim.clock import VirtualClock
+from p2psync.topology.tcp.congestion import BURST, MSS, CongestionControl
+from p2psync.topology.tcp.links import LinkDirection
+
+#: Bytes on the wire for each byte of a full packet.
+HEADER_FACTOR = 1500 / MSS
+
+
+class _Burst:
+    """missing: bytes that have not arrived. The rest is for a delivery-rate sample (Cheng et al. 2017)."""
+
+    __slots__ = ("delivered", "delivered_at", "limited", "message", "missing", "sent_at")
+
+    def __init__(self, missing: int, sent_at: float, delivered: float, delivered_at: float, *, limited: bool) -> None:
+        self.missing = missing
+        self.sent_at = sent_at
+        self.delivered = delivered
+        self.delivered_at = delivered_at
+        self.limited = limited
+        self.message: object = None
+
+
+class TcpConnection:
+    """Sends messages in order. Its counters are those that the kernel's `TCP_INFO` tells of a real connection."""
+
+    def __init__(
+        self,
+        clock: VirtualClock,
+        rng: Random,
+        path: Sequence[tuple[LinkDirection, float]],
+        back_seconds: float,
+        congestion: CongestionControl,
+        *,
+        on_message: Callable[[object], None],
+        on_drained: Callable[[], None] = lambda: None,
+    ) -> None:
+        """path: links, each with the delay behind it (seconds). on_message: called when all of a message has arrived.
+
+        on_drained: called when bytes have left and less than one burst waits to be sent.
+        """
+        self._clock, self._rng, self._path, self._back = clock, rng, path, back_seconds
+        self.congestion = congestion
+        self._on_message, self._on_drained = on_message, on_drained
+        self._queue: deque[tuple[int, object]] = deque()
+        self._first_left = 0
+        self._order: deque[_Burst] = deque()
+        #: Bytes that wait to be sent, bytes in flight, bytes acknowledged.
+        self.waiting = self.inflight = 0
+        self.delivered = 0.0
+        self.lost_packets = 0
+        #: The smoothed round trip (seconds); 0: none yet.
+        self.srtt = 0.0
+        self._delivered_at = 0.0
+        self._next_send = 0.0
+        self._is_sending = False
+
+    def send(self, size: int, message: object) -> None:
+        """Queue a message of `size` bytes."""
+        self._queue.append((size, message))
+        self.waiting += size
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._is_sending or not self.waiting:
+            return
+        next_size = min(BURST, self.waiting)
+        if self.inflight and self.inflight + next_size > self.congestion.cwnd + BURST // 2:
+            return
+        self._is_sending = True
+        self._clock.at(self._next_send, self._launch)
+
+    def _launch(self) -> None:
+        self._is_sending = False
+        now = self._clock.now
+        size, message = self._queue[0]
+        left = self._first_left or size
+        count = min(BURST, left, max(MSS, int(self.congestion.cwnd)))
+        self._first_left = left - count
+        if not self.inflight:
+            self._delivered_at = now
+        self.waiting -= count
+        burst = _Burst(count, now, self.delivered, self._delivered_at, limited=not self.waiting)
+        if not self._first_left:
+            self._queue.popleft()
+            burst.message = message
+        self._order.append(burst)
+        self.inflight += count
+        if math.isfinite(self.congestion.pacing):
+            self._next_send = max(now, self._next_send) + count * HEADER_FACTOR / self.congestion.pacing
+        self._enter(burst, count, 0)
+        if self.waiting < BURST:
+            self._on_drained()
+        self._pump()
+
+    def _enter(self, burst: _Burst, size: int, hop: int) -> None:
+        """`size` bytes of a burst come to a link: all of it, or what is sent again."""
+        if hop == len(self._path):
+            self._arrive(burst, size)
+            return
+        link, delay = self._path[hop]
+        through = link.take(size * HEADER_FACTOR, self._clock.now)
+        lost = size if through is None else min(size, MSS * link.lose(-(-size // MSS), self._rng))
+        if lost:
+            self.lost_packets += -(-lost // MSS)
+            rtt = max(self.srtt, self._back + sum(delay for _, delay in self._path))
+            self._clock.after(rtt, self._send_again, burst, lost)
+        if through is not None and lost < size:
+            self._clock.at(through + delay, self._enter, burst, size - lost, hop + 1)
+
+    def _send_again(self, burst: _Burst, size: int) -> None:
+        self.congestion.lost(self._clock.now, self.inflight)
+        self._enter(burst, size, 0)
+
+    def _arrive(self, burst: _Burst, size: int) -> None:
+        burst.missing -= size
+        self._clock.after(self._back, self._acknowledge, burst, size)
+        while self._order and not self._order[0].missing:
+            message = self._order.popleft().message
+            if message is not None:
+                self._on_message(message)
+
+    def _acknowledge(self, burst: _Burst, size: int) -> None:
+        now = self._clock.now
+        self.inflight -= size
+        self.delivered += size
+        self._delivered_at = now
+        rtt = now - burst.sent_at
+        self.srtt = rtt if not self.srtt else self.srtt + (rtt - self.srtt) / 8
+        rate = (self.delivered - burst.delivered) / max(now - burst.delivered_at, rtt)
+        self.congestion.acked(now, size, rtt, rate, limited=burst.limited, inflight=self.inflight)
+        self._pump()
