@@ -48,7 +48,7 @@ class Baseline(NamedTuple):
 
 @dataclass(frozen=True)
 class Size:
-    """What a format made of a delta, and that it came back whole."""
+    """The bytes of a delta in one format, decoded again and compared."""
 
     payload: int
     changed: int
@@ -60,7 +60,7 @@ class Size:
 
 
 def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[TensorChanges]:
-    """Of each tensor in which something changed."""
+    """The changes of each changed tensor."""
     found = []
     for row, (old, new) in enumerate(zip(olds, news, strict=True)):
         where = np.flatnonzero(old != new)
@@ -156,7 +156,7 @@ def _coo_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tupl
 
 
 def _columns(shape: Sequence[int]) -> int:
-    """Of a tensor taken as a matrix; a vector is one column."""
+    """Rows and columns of a tensor taken as a matrix; a vector is one column."""
     return int(np.prod(shape[1:])) if len(shape) > 1 else 1
 
 

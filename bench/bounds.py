@@ -1,4 +1,4 @@
-"""What a delta must cost at least, by how much a coder knows: empirical entropies, in bits per changed unit.
+"""Lower bounds on the size of a delta, by how much a coder knows: empirical entropies, in bits per changed unit.
 
 Positions are coded as one binary choice a unit, steps as a symbol each, both given a context. An entropy estimated
 from few samples is too low, since every context is then fitted to its own noise; the more contexts, the lower. So:

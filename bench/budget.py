@@ -35,7 +35,7 @@ class Stages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelBudget(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one profile."""
+    """The budget of one profile."""
 
     profile: str
     delta: str

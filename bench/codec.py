@@ -2,7 +2,7 @@
 reading.
 
 Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
-two readings of both copies and reported as a ratio to them; what is shown are medians. Nothing here asserts a time.
+two readings of both copies and reported as a ratio to them; the tables show medians. Nothing here asserts a time.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class CodecOptions:
-    """What to measure. Sizes are bytes."""
+    """The settings of a run. Sizes are bytes."""
 
     profiles: Sequence[str] = PROFILES
     baselines: Sequence[str] = BASELINE_NAMES
     rounds: int = 5
     part_bytes: int = 16 * 10**6
-    """What tools for binary deltas are given of the model."""
+    """The part of the model that tools for binary deltas are given."""
     least_timed: int = LEAST_TIMED
     all_cores: int = 1
     """Cores of the second measurement of each speed."""
     baseline_bytes: int = 1100 * 10**6
-    """What other formats are given of the model: their positions take memory."""
+    """The part of the model that other formats are given: their positions take memory."""
     budget_density: float | None = None
     """The drawn delta that the budget is measured on; None: the first delta that is timed."""
 

@@ -1,4 +1,4 @@
-"""What is measured: a delta between two whole models, where it is from, and what came before it."""
+"""The measured delta: two whole models, where they are from, and the steps before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ModelHistory:
         self.rose[positions] = steps < 0x8000
 
     def of_tensors(self, rows: list[Row]) -> list[ChangeHistory]:
-        """What the codec takes."""
+        """Both models as the codec takes them."""
         made, start = [], 0
         for row in rows:
             history, count = ChangeHistory(row.spec.count), row.spec.count

@@ -44,7 +44,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, on what. Rates are bytes a second."""
+    """The figures, and the device they are of. Rates are bytes a second."""
 
     device: str
     torch: str
@@ -61,7 +61,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     prepare_seconds: float
     """New bits and positions to the device, beside serving."""
     write_seconds: float
-    """What a commit's pause holds."""
+    """The work in a commit's pause."""
     write_rate: float
     """Bytes of model that are brought to the next version in a second of the pause."""
     applied: bool

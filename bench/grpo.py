@@ -2,7 +2,7 @@
 
 Task, rewards, groups, advantages and the clipped objective are those of `rldemo`. What is new here is the model behind
 them: a small Qwen3, warm-started on the task, and SmolLM2-135M-Instruct, which answers after a few examples. AdamW
-moves fp32 masters, once a version; what is published, and what computes, is their rounding to bf16. The masters start
+moves fp32 masters, once a version; their rounding to bf16 computes and is published. The masters start
 where training in fp32 (Qwen3) or the dequantised file (SmolLM2) put them, so they lie anywhere between two bf16 values.
 """
 
@@ -70,7 +70,7 @@ class GrpoTask:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is trained: fp32 weights in a model that computes in bf16, a task, and words for what this is."""
+    """The trained model: fp32 weights in a model that computes in bf16, a task, and words for what this is."""
 
     masters: dict[str, Tensor]
     net: Any

@@ -58,7 +58,7 @@ _LEAST_XDELTA = 1 << 24
 
 
 class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tool made of the part. Sizes are bytes."""
+    """The size of a tool's patch for the part. Sizes are bytes."""
 
     payload: int
     changed: int

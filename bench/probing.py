@@ -1,4 +1,4 @@
-"""What nodes find out about an emulated network, beside what it is: `python -m p2psync.bench.probing TOPOLOGY.toml`.
+"""Compares what nodes measure of an emulated network with the truth: `python -m p2psync.bench.probing TOPOLOGY.toml`.
 
 Needs root, as the emulator does.
 """
@@ -75,7 +75,7 @@ def watch(
 
 
 def compare(states: dict[str, ProbeState], topology: Topology) -> list[ProbeLine]:
-    """What was found beside what is: each node's up and down, each region pair's best rate, round trip and loss."""
+    """Prints measured and true figures: each node's up and down, each region pair's best rate, round trip and loss."""
     lines = []
     region_of = dict(topology.hosts)
     for host, region in topology.hosts:

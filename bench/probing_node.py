@@ -35,7 +35,7 @@ class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node knows. junk: bytes of junk that it sent and received so far. cpu: seconds used by this process."""
+    """The node's figures. junk: bytes of junk that it sent and received so far. cpu: seconds used by this process."""
 
     node: str
     seconds: float

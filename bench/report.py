@@ -1,4 +1,4 @@
-"""What the codec's benchmark reports: plain figures, written as JSON."""
+"""The report of the codec bench: plain figures, written as JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2psync.bench.timing import Speed
 
 
 class FormatSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What one format made of a delta; it was decoded and compared bit by bit. Sizes are bytes."""
+    """The size of a delta in one format, decoded again and compared bit by bit. Sizes are bytes."""
 
     name: str
     title: str
@@ -40,7 +40,7 @@ class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
     step: int | None
     """Learning rate and number of the step, of a recorded trajectory."""
     asked_density: float | None
-    """Of a drawn delta."""
+    """A drawn delta."""
     model_bytes: int
     units: int
     changed: int

@@ -34,7 +34,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Report(msgspec.Struct, frozen=True):
-    """What is read of any report."""
+    """The fields that `compare` reads of any report."""
 
     bench: str
     figures: list[Figure]

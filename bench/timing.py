@@ -70,7 +70,7 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecWork:
-    """What is timed: what a trainer and an actor call, on so many threads. The old copy is patched in place and put
+    """The timed calls: those of a trainer and an actor, on so many threads. The old copy is patched in place and put
     back; use as a context manager.
 
     Raises `DigestMismatchError` from `apply`, `commit` and `check` if the chunks do not lead to the new weights.

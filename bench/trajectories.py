@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Start:
-    """What a run publishes first: flat units by name; and what is trained, in words."""
+    """The first published bits of a run, flat units by name, and a description of the model."""
 
     about: str
     units: dict[str, Bits]
@@ -39,7 +39,7 @@ class Start:
 
 @dataclass(frozen=True)
 class StepNote:
-    """What a step of a run did, and what it published."""
+    """One step of a run: its figures and its published changes."""
 
     reward: float
     samples: int
@@ -71,7 +71,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrainingRun(Protocol):
-    """What can be recorded: `p2psync.bench.grpo.Trajectory`, or a test's."""
+    """A run that can be recorded, such as `p2psync.bench.grpo.Trajectory`."""
 
     def start(self) -> Start: ...
     def step(self) -> StepNote: ...

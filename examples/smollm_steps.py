@@ -55,7 +55,7 @@ def load() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
 
 
 class Trainer:
-    """fp32 masters under AdamW; what is published is their rounding to bf16."""
+    """fp32 masters under AdamW, whose rounding to bf16 is published."""
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rate: float) -> None:
         self.model = model

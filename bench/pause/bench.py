@@ -29,7 +29,7 @@ from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.node import TrainerNode
 from p2psync.trainer.versions.source import CheckpointSource
 
-#: What vLLM needs to run on CPUs without a network.
+#: Variables with which vLLM runs on CPUs without a network.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -202,7 +202,7 @@ class _Source:
         return self._node.position.version
 
     def join(self) -> dict[str, Any]:
-        """What an engine is initialised with."""
+        """Returns the settings with which an engine joins."""
         trust = [public_text(self._key.public_key().public_bytes_raw())]
         return {"hub_url": self._node.hub_url, "trust": trust, "host": "127.0.0.1"}
 

@@ -1,4 +1,4 @@
-"""What the benchmark of the pause reports."""
+"""The report of the pause bench: plain figures, written as JSON."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ TITLES = {
 
 
 def times_of(found: dict[str, Sequence[float]], elements: int) -> list[Times]:
-    """What was measured, in the order of `TITLES`. elements: that changed in each run."""
+    """The times of each method, in the order of `TITLES`. elements: changed in each run."""
     return [
         Times(name=name, title=title, elements=elements, runs=list(found[name]))
         for name, title in TITLES.items()

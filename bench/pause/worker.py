@@ -1,4 +1,4 @@
-"""What the pause is compared with, measured in vLLM's own worker, on its own live parameters, while it stands still.
+"""Measures other methods in a vLLM worker, on its own live parameters, while it stands still.
 
 Everything writes the bits of the version that is live already, so nothing changes, and each run does all of its work.
 """
@@ -22,7 +22,7 @@ from p2psync.delta.tensors import Kind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.module.live_tensors import flat_bits, host_units, torch_dtype
 
-#: What is read between two runs, so that none finds its places in a cache (bytes).
+#: Bytes that are read between two runs, so that no run finds its units in a cache.
 _FLUSH = 256 << 20
 
 

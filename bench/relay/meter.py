@@ -20,7 +20,7 @@ def clock_of(pid: int) -> int:
 
 
 class CpuSamples:
-    """What was used (seconds) by when (time.monotonic), in order."""
+    """CPU seconds used by each moment (time.monotonic), in order."""
 
     def __init__(self) -> None:
         self._at: list[float] = []

@@ -1,4 +1,4 @@
-"""What the relay bench reports: plain figures, written as JSON."""
+"""The report of the relay bench: plain figures, written as JSON."""
 
 from __future__ import annotations
 

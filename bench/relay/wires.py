@@ -70,7 +70,7 @@ class Wires(EmulatedNetwork):
         self._remove()
 
     def traffic(self, host: str) -> Traffic:
-        """What went through a host's links since they came up."""
+        """Bytes that went through a host's links since they came up."""
         with self.inside(host):
             lines = Path("/proc/thread-self/net/dev").read_text().splitlines()[2:]
         counts = [line.split() for line in lines if not line.strip().startswith("lo:")]

@@ -21,7 +21,7 @@ _TRY_SECONDS, _TRIES = 0.05, 5
 
 
 class MachineSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found before the runs. rounds_per_second: of `burn`, on one core. write_seconds: for one element of a
+    """The calibration before the runs. rounds_per_second: of `burn`, on one core. write_seconds: for one element of a
     delta, scattered; copy_seconds: for one element of an anchor, copied."""
 
     rounds_per_second: float
@@ -45,7 +45,7 @@ class Burner:
         _multiply_add(self._numbers, 1)  # compiled
 
     def burn(self, rounds: float) -> None:
-        """So many rounds; what is left of a whole one is added to the next call."""
+        """Burn so many rounds; the rest of a whole one is added to the next call."""
         whole, self._left = divmod(self._left + rounds, 1.0)
         _multiply_add(self._numbers, int(whole))
 

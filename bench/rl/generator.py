@@ -48,7 +48,7 @@ _NOTE = 0.1
 
 
 class GeneratorTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process is to do. speed: tokens a second here of one slot. token_bytes: of a result, for each token.
+    """The settings of the process. speed: tokens a second here of one slot. token_bytes: of a result, for each token.
 
     rounds_per_token: of arithmetic (`Burner`). staging_cost: seconds without tokens for a processor second of staging.
     write_seconds, copy_seconds: the same for an element that a delta or an anchor writes in a pause, beyond what the
@@ -100,7 +100,7 @@ class CommitRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ActorResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What an actor has to tell. sha256: of its weights, which are those of `version`. outcomes: of its results."""
+    """The result of an actor. sha256: of its weights, which are those of `version`. outcomes: of its results."""
 
     version: int
     sha256: str
@@ -120,7 +120,7 @@ class _Slot:
 
 
 class Generator:
-    """What the process does."""
+    """Run the process."""
 
     def __init__(self, task: GeneratorTask) -> None:
         torch.set_num_threads(1)

@@ -34,7 +34,7 @@ from p2psync.trainer.publisher import Publisher
 
 
 class LearnerTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process is to do. prompts: tokens of each prompt's answers, by step. learning: seconds here of a step.
+    """The settings of the process. prompts: tokens of each prompt's answers, by step. learning: seconds here of a step.
 
     store, masters, board: paths; of each actor's own board, in boards. key: 32 bytes in hex.
     """
@@ -76,7 +76,7 @@ class LearnerStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacedLearner:
-    """What the process does."""
+    """Run the process."""
 
     def __init__(self, task: LearnerTask) -> None:
         torch.set_num_threads(1)

@@ -69,7 +69,7 @@ def _rates(axes: Any, report: RlReport) -> None:
 
 
 def _times(axes: Any, report: RlReport) -> None:
-    """Of each way's middle run, a row: answers there, learning, and when the version was live on the actors."""
+    """Draws a row for each way's middle run: answers there, learning, and when the version was live on the actors."""
     runs = [line.run for line in lines(report.runs) if line.run.steps]
     for row, run in enumerate(runs):
         _row(axes, row, run, report.faster)

@@ -1,4 +1,4 @@
-"""What the bench of the loop reports: plain figures, written as JSON."""
+"""The report of the loop bench: plain figures, written as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop is like, and how it is brought to the size of this machine.
+"""The settings of a loop, scaled to the size of this machine.
 
 A loop is described by the figures of a real one: seconds of generation and of learning, Gbit/s, a model of 16 GB. What
 runs is a smaller model, over links that are slower by as much, so that a whole copy takes as long as the real one; and
@@ -32,7 +32,7 @@ _LOSS = 0.001
 _INSIDE_MS = 0.5
 #: Tokens of an answer: the spread of their logarithm, and the most, in means, where real loops cut answers off.
 _SIGMA, _LONGEST = 0.5, 2.0
-#: What an answer carries back for each token (bytes): its number and its log-probability.
+#: Bytes that an answer carries back for each token: its number and its log-probability.
 TOKEN_BYTES = 8
 #: Layers of the model, each one matrix of so many columns.
 _LAYERS, _COLUMNS = 16, 4096
@@ -77,7 +77,7 @@ class LoopOptions:
 
     @property
     def prompts(self) -> int:
-        """Of one actor and step."""
+        """Prompts of one actor and step."""
         return max(1, round(self.slots * self.generation / self.answer))
 
     @property

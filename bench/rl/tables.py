@@ -22,7 +22,7 @@ NAMES = {
 
 
 def print_rl_report(report: RlReport, console: Console | None = None) -> None:
-    """What the loop is like; for each network a line for each way; how to read it."""
+    """Prints the loop's settings, for each network a line for each way, and how to read them."""
     console = console or Console()
     console.print(
         f"\nA loop as of a 16 GB model: {report.generation:g} s of generation and {report.learning:g} s of learning a "

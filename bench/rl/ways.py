@@ -1,4 +1,4 @@
-"""What differs between the three ways: how a version is made, and how actors come to be at it.
+"""The ways of a loop: how each builds a version, and how its actors reach it.
 
 free: a version is a number on a board that all processes see at once, and the ledger takes every actor to be at it.
 p2psync: the product as it is. full: the same, but every version is an anchor, the whole of the weights. full-fifo and
@@ -41,7 +41,7 @@ class Board:
 
     @property
     def version(self) -> int:
-        """What stands there."""
+        """The number on the board."""
         return int(_NUMBER.unpack_from(self._map)[0])
 
     def put_up(self, version: int) -> None:

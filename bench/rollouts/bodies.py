@@ -1,4 +1,4 @@
-"""What it costs to carry a rollout's result: processor time a megabyte, and bytes on the wire, for several forms.
+"""Measures forms of a rollout's result: processor time a megabyte, and bytes on the wire.
 
     python -m p2psync.bench.rollouts.bodies
 

@@ -19,7 +19,7 @@ _PATIENCE = 20.0
 
 
 class LedgerHistory(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one seed."""
+    """The outcome of one seed."""
 
     seed: int
     seconds: float
@@ -33,7 +33,7 @@ class LedgerHistory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swept(msgspec.Struct, kw_only=True):
-    """What came of many seeds. seconds: virtual, of the longest."""
+    """The outcomes of many seeds. seconds: virtual, of the longest."""
 
     seeds: int = 0
     failed: int = 0
@@ -235,7 +235,7 @@ class FaultyWorld:
         self._faults: list[Callable[[], None]] = [self._kill, self._cut, self._stick, self._restart]
 
     def delay(self) -> float:
-        """Of one message."""
+        """The delay of one message."""
         return self.rng.uniform(0.001, self._slow) * (10 if self.rng.random() < 0.02 else 1)
 
     def run(self) -> LedgerHistory:

@@ -1,4 +1,4 @@
-"""What a journal holds after some changes, without a disk."""
+"""Replays changes as a journal would, without a disk."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _DIGEST = "00" * 16
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """What is simulated. speeds: tokens/s of each actor. lags: seconds until each has a new version ([]: none).
+    """The settings of a simulation. speeds: tokens/s of each actor. lags: seconds until each has a version ([]: none).
 
     lengths: "fixed", "exponential" or "heavy" (lognormal, sigma 1). ahead: items an actor without slots leases at a
     time. claims: by what each actor multiplies its tokens when it tells them.
@@ -231,7 +231,7 @@ def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[StepOutcome]
 
 
 def cases(seed: int = 1, steps: int = 8) -> list[Case]:
-    """What `p2psync sim rollouts` shows."""
+    """The cases of `p2psync sim rollouts`."""
     two, four = [1000.0, 3000.0], [1000.0, 1000.0, 1000.0, 5000.0]
     shown = [
         Case(name="1:3", speeds=two),

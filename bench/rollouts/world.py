@@ -59,7 +59,7 @@ class LedgerTrainer:
         self.ledger: Ledger | None = None
         self.members: dict[str, tuple[int, float]] = {}  # node → incarnation, until
         self.durable = Replay()
-        #: What outlives a crash: the results of each step that the trainer saved.
+        #: State that outlives a crash: the results of each step that the trainer saved.
         self.trained: list[dict[str, bytes]] = []
         self.acknowledged: dict[str, bytes] = {}
         self.granted: dict[tuple[str, str], str] = {}  # lease, item → node

@@ -1,4 +1,4 @@
-"""What is done to a network in the middle of a run, and to whom: chosen from what went over its links so far."""
+"""Faults in the middle of a run: chosen by the bytes that went over each link so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TENTH = 0.1
 
 @dataclass(frozen=True)
 class InjectedFault:
-    """What is to happen so many seconds after the start."""
+    """A fault, and the seconds after the start at which it happens."""
 
     name: str
     at: float
@@ -63,7 +63,7 @@ def cut_link(topology: Topology, network: EmulatedNetwork, sent: Mapping[str, in
 def copies(
     topology: Topology, receivers: Sequence[str], sent: Mapping[str, int], payload_bytes: int
 ) -> tuple[float, dict[str, float]]:
-    """What left the trainer, and what came into each other region over links, in payloads. sent: bytes by link."""
+    """Payloads that left the trainer, and that came into each other region over links. sent: bytes by link."""
     home = dict(topology.hosts)[topology.trainer]
     regions = sorted({region for host, region in topology.hosts if host in receivers} - {home})
     into = {

@@ -18,7 +18,7 @@ from p2psync.protocol.keys import public_text
 HUB_PORT, PORT = 7070, 7071
 #: A plan that has not changed for so long (seconds) is taken for settled: paths that are measured late change it late.
 QUIET = 20.0
-#: What a delta before the one that is timed carries of it.
+#: The share of the timed delta that the delta before it carries.
 _FIRST_DELTA_SHARE = 0.25
 #: The signing key of races' trainers, which only their receivers trust.
 _KEY = bytes(range(32))

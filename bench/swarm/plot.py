@@ -42,7 +42,7 @@ def plot_swarm_report(report: SwarmReport, path: Path) -> None:
 
 
 def _progress(axes: Any, report: SwarmReport) -> None:
-    """Of each contender's middle run: a thin line for each receiver."""
+    """Draws each contender's middle run: a thin line for each receiver."""
     for name, run in middle_runs(report.runs).items():
         for i in range(len(report.receivers)):
             points = [(sample.seconds, sample.received[i] / run.payload_bytes) for sample in run.progress]
@@ -66,7 +66,7 @@ def _bars(axes: Any, report: SwarmReport) -> None:
 
 
 def middle_runs(runs: list[RaceRun]) -> dict[str, RaceRun]:
-    """Of each contender the warm run without faults whose time is in the middle, of those that came to an end."""
+    """Returns each contender's warm run of median time, without faults, among those that came to an end."""
     found: dict[str, list[RaceRun]] = {}
     for run in runs:
         if run.seconds is not None and run.progress and not run.cold and not run.fault:

@@ -58,7 +58,7 @@ class Child:
             self.process.stdin.flush()
 
     def wait_for(self, key: str, deadline: float) -> dict[str, Any]:
-        """The next thing said that has this key; what comes before it is dropped. Raises `P2PSyncError`."""
+        """Returns the next message with this key and drops those before it. Raises `P2PSyncError`."""
         while True:
             said = self.next(deadline)
             if said is None:
@@ -81,13 +81,13 @@ class Child:
         return None if found is None else int(found.si_status)
 
     def cpu_seconds(self) -> float:
-        """What it and those of its children that have ended have used so far."""
+        """CPU seconds of the process and of its ended children so far."""
         with contextlib.suppress(OSError):
             self._spent = sum(self._ticks()) / _TICKS
         return self._spent
 
     def ended_children_seconds(self) -> float:
-        """What those of its children that have ended have used so far; 0 once it has ended itself."""
+        """CPU seconds of its ended children so far; 0 once it has ended itself."""
         try:
             return sum(self._ticks()[2:]) / _TICKS
         except OSError:
@@ -148,7 +148,7 @@ class Children:
         return child
 
     def forget(self, child: Child) -> None:
-        """One that has ended and whose cost is not the run's."""
+        """Forget a process that has ended and whose cost is not the run's."""
         child.kill()
         self.all.remove(child)
 
@@ -157,5 +157,5 @@ class Children:
         return [child for child in self.all if child.host == host]
 
     def cpu_seconds(self) -> float:
-        """What all have used so far."""
+        """CPU seconds of all processes so far."""
         return sum(child.cpu_seconds() for child in self.all)

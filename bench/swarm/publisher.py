@@ -107,13 +107,13 @@ class RaceTrainer(TrainerNode):
 
 
 class RacePublisher:
-    """What the process does."""
+    """Run the process."""
 
     def __init__(self, options: PublisherOptions) -> None:
         self._options = options
         self._rng = np.random.default_rng(options.seed)
         self._weights = RaceWeights(0, self._rng)
-        #: What a delta took, to the least that it could: learnt from the last one.
+        #: The last delta's size as a multiple of the least one.
         self._factor = 1.0
 
     async def run(self) -> None:
@@ -194,7 +194,7 @@ class RacePublisher:
 
 
 def least_bytes(changed: int, count: int) -> float:
-    """What it takes at least to tell which units of `count` have changed, anywhere, and which way."""
+    """Returns the least bytes that tell which units of `count` have changed, anywhere, and which way."""
     share = changed / count
     places = -sum(part * math.log2(part) for part in (share, 1 - share) if part)
     return (places * count + changed) / 8

@@ -1,4 +1,4 @@
-"""What the race reports: plain figures, written as JSON."""
+"""The report of the race: plain figures, written as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from p2psync.bench.summary import Figure, summarize
 
-#: What TCP and IP headers add to a payload at full packets.
+#: The factor by which TCP and IP headers lengthen a payload at full packets.
 HEADERS = 1.04
 
 

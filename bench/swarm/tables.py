@@ -12,7 +12,7 @@ from p2psync.bench.swarm.report import HEADERS, SwarmLine, SwarmReport, lines, t
 
 
 def print_swarm_report(report: SwarmReport, console: Console | None = None) -> None:
-    """What was carried over what; a line for each contender and kind of run; how to read it."""
+    """Prints the payload and the network, a line for each contender and kind of run, and how to read them."""
     console = console or Console()
     what = f"{'a delta' if report.delta else 'a payload'} of {report.payload_bytes / (1 << 20):.4g} MiB"
     console.print(

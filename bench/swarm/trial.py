@@ -1,4 +1,4 @@
-"""What a race asks of a contender, and the track that all of them run on."""
+"""The interface of a contender in a race, and the track that all of them run on."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Trial(ABC):
         """Why this cannot come to an end any more, in one line; "" while it may."""
 
     def unsound(self, hosts: Sequence[str]) -> list[str]:
-        """Those receivers whose bytes are not those of the payload."""
+        """Returns the receivers whose bytes differ from the payload."""
         return [host for host in hosts if sha256(self.result(host)) != self.track.digest]
 
     @abstractmethod
@@ -149,7 +149,7 @@ def write_random(path: Path, nbytes: int, seed: int) -> None:
 
 
 def sha256(path: Path) -> str:
-    """Of a file, in hex; "" if there is none."""
+    """Returns a file's hash in hex; "" if there is no file."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,7 @@ STARTING = 600.0
 
 
 class Engine(Protocol):
-    """What the actor needs."""
+    """The settings of the actor's engine."""
 
     controls: LLMControls | HTTPControls
 

@@ -46,7 +46,7 @@ def base_model(root: Path) -> Path:
 
 
 class Processes:
-    """What was started, and is ended with this program."""
+    """The processes that end with this program."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

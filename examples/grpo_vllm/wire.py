@@ -1,4 +1,4 @@
-"""What travels through the ledger: a prompt to be answered some times, and the answers. MessagePack.
+"""The messages of the ledger's users: a prompt to be answered some times, and the answers. MessagePack.
 
 Rewards are not among it: the trainer works them out from the tokens, so no actor can claim one.
 """
