@@ -96,7 +96,7 @@ def test_a_step_of_grpo_moves_masters_and_publishes_their_rounding():
     net = grpo._library.Qwen3ForCausalLM(grpo._library.Qwen3Config(**{**grpo.QWEN3, "num_hidden_layers": 1})).eval()
     masters = {name: weight.detach().clone() for name, weight in net.named_parameters()}
     # an untrained model is never right: the first token decides here, so that some samples are
-    task = grpo.Task(grpo.encode, lambda prompt, ids: float(ids[0] < 16), grpo.EOS, 3, prompts=4, group_size=4)
+    task = grpo.GrpoTask(grpo.encode, lambda prompt, ids: float(ids[0] < 16), grpo.EOS, 3, prompts=4, group_size=4)
     run = grpo.Trajectory(grpo.Subject(masters, net.to(torch.bfloat16), task, "tiny"), 1e-5, seed=0)
     before = {name: units.copy() for name, units in run.start().units.items()}
     note = run.step()
