@@ -79,7 +79,8 @@ class Publisher:
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
         published bits there, instead of streaming them there for each version. on_event: called in the node's thread;
         by default events are logged under `p2psync.publisher`. on_hub: may add routes to the embedded hub before it
-        serves. rollouts: the ledger to serve there; it admits each version that is published. maker: see `TrainerNode`.
+        serves. rollouts: the ledger to serve there; it admits each version that is published. version_builder: see
+        `TrainerNode`.
 
         Raises `UsageError` for masters that do not fit, and `ModuleError` for a module that cannot be published as it
         is, such as a sharded one.

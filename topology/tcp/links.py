@@ -8,7 +8,7 @@ from random import Random
 class LinkDirection:
     """rate: bytes/s. buffer: bytes that may wait. loss: probability that a packet is lost, independently of others."""
 
-    __slots__ = ("buffer", "dropped", "free_at", "loss", "passed", "rate")
+    __slots__ = ("buffer", "dropped", "free_at", "loss", "rate")
 
     def __init__(self, rate: float, buffer: float, loss: float = 0.0) -> None:
         self.rate = rate
@@ -16,8 +16,8 @@ class LinkDirection:
         self.loss = loss
         #: When the last burst that was taken is through (seconds).
         self.free_at = 0.0
-        #: Bytes that went through, and bytes that a full queue dropped.
-        self.passed = self.dropped = 0.0
+        #: Bytes that a full queue dropped.
+        self.dropped = 0.0
 
     def take(self, size: float, now: float) -> float | None:
         """Takes a burst of `size` bytes; returns when it is through, None if the queue is full and drops it."""
@@ -26,7 +26,6 @@ class LinkDirection:
             self.dropped += size
             return None
         self.free_at = begins + size / self.rate
-        self.passed += size
         return self.free_at
 
     def lose(self, packets: int, rng: Random) -> int:
