@@ -1,4 +1,4 @@
-"""Options and messages of the benchmarks that run real processes."""
+"""What the commands of benchmarks share: options of several words, messages, tables, and how they end."""
 
 from __future__ import annotations
 
