@@ -20,7 +20,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from torch import nn
 
@@ -35,13 +35,10 @@ from p2psync.engines.module.engine import ModuleEngine, ModuleStage, Pause
 from p2psync.engines.module.table import Names
 from p2psync.errors import EngineError, LeaseError, MisfitError, ModuleError, UsageError, WaitTimeoutError
 from p2psync.membership.work import Verdict, WorkGrant
-from p2psync.net.background import BackgroundLoop
+from p2psync.net.background import BackgroundNode
 from p2psync.observe.events import Event
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
-
-T = TypeVar("T")
-NOT_STARTED = "the subscriber is not started: use it as `with Subscriber(...) as subscriber`, or start()"
 
 
 class _SubscriberEngine(ModuleEngine):
@@ -94,35 +91,22 @@ class Subscriber:
         #: Why the newest version cannot become live in this module.
         self._misfit: EngineError | None = None
         self._misfit_met = asyncio.Event()
-        self._loop: BackgroundLoop | None = None
-        self._node: ActorNode | None = None
+        self._background: BackgroundNode[ActorNode] = BackgroundNode("Subscriber", "p2psync-actor")
         self._work: WorkClient | None = None
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the node; once. A hub that cannot be reached is tried again, with a warning. Raises `P2PSyncError`."""
-        if self._loop is not None:
-            raise UsageError("this subscriber was started already: make another one")
-        self._loop = loop = BackgroundLoop("p2psync-actor")
-        try:
-            self._node = loop.call(_called(self._make_node))
-            loop.call(self._start(self._node))
-        except BaseException:
-            loop.close()
-            raise
-        self._work = WorkClient(self._node.client)
+        node = self._background.start(self._make_node, self._begin)
+        self._work = WorkClient(node.client)
         return self
 
     def close(self) -> None:
         """Leave the swarm; the module stays as it is. Again, or before `start`: no effect."""
-        if self._loop is None or self._node is None or self._loop.closed:
-            return
-        self._commit_lock.end(UsageError("the subscriber is closed: serve inside its with-block"))
-        try:
-            self._loop.call(self._node.stop())
-        finally:
-            self._loop.close()
+        if self._background.is_open:
+            self._commit_lock.end(UsageError("the subscriber is closed: serve inside its with-block"))
+            self._background.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -135,7 +119,7 @@ class Subscriber:
     @property
     def node(self) -> ActorNode:
         """The node in the swarm. Raises `UsageError` before `start`."""
-        return self._running()[1]
+        return self._background.node
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
@@ -147,7 +131,7 @@ class Subscriber:
         because the newest version does not fit the module, and what the node cannot go on after, such as a wrong join
         token or key.
         """
-        self._running()
+        _ = self._background.node  # raises before `start`
         with self._commit_lock.read_lock(self._is_ready):
             position = self.engine.position
             assert position is not None
@@ -164,7 +148,7 @@ class Subscriber:
         Raises `WaitTimeoutError` after `timeout` seconds, which says what is missing; `MisfitError` for a version that
         does not fit the module; and as `serving`.
         """
-        loop, node = self._running()
+        loop, node = self._background.loop, self._background.node
         try:
             loop.call(self._until(node, version), timeout)
         except WaitTimeoutError:
@@ -179,7 +163,7 @@ class Subscriber:
         lease, version = self._membership()
         if lease is None or self._work is None:
             raise LeaseError("not a member of the hub now; joining again")
-        return self._running()[0].call(self._work.lease(lease, max_items, wait, version))
+        return self._background.loop.call(self._work.lease(lease, max_items, wait, version))
 
     def complete_work(
         self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, patience: float = 120.0
@@ -187,7 +171,7 @@ class Subscriber:
         """Hand in a result of `tokens` tokens, made under `position`; for `patience` seconds, while the ledger is full
         or cannot be reached. Raises `HubError`."""
         if self._work is None:
-            raise UsageError(NOT_STARTED)
+            raise self._background.not_started()
         call = self._work.deliver(
             *(work, item, result),
             version=position.version,
@@ -195,14 +179,14 @@ class Subscriber:
             tokens=tokens,
             patience=patience,
         )
-        return self._running()[0].call(call).verdict
+        return self._background.loop.call(call).verdict
 
     def work_queue(self, slots: int) -> WorkQueue:
         """Work leased ahead for a generator of `slots` items at a time, and results handed in meanwhile; a context
         manager, to be left before this one."""
         if self._work is None:
             raise UsageError("work is leased inside the subscriber's with-block")
-        return WorkQueue(self._running()[0], self._work, self._membership, slots)
+        return WorkQueue(self._background.loop, self._work, self._membership, slots)
 
     def _membership(self) -> tuple[str | None, int | None]:
         """The lease of the hub, and the live version."""
@@ -211,16 +195,11 @@ class Subscriber:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _running(self) -> tuple[BackgroundLoop, ActorNode]:
-        if self._loop is None or self._node is None:
-            raise UsageError(NOT_STARTED)
-        return self._loop, self._node
-
     def _make_node(self) -> ActorNode:
         digest = self.engine.digest().hex() if self._adopt else ""
         return ActorNode(self._config, lambda store: self.engine, local_digest=digest, on_event=self._hear)
 
-    async def _start(self, node: ActorNode) -> None:
+    async def _begin(self, node: ActorNode) -> None:
         await node.start()
         self._watching = asyncio.create_task(self._watch(node))
 
@@ -246,8 +225,7 @@ class Subscriber:
     def _judged(self, misfit: EngineError | None) -> None:
         """In the engine's thread: whether the newest version fits the module."""
         self._misfit = misfit
-        assert self._loop is not None
-        self._loop.soon(self._misfit_met.clear if misfit is None else self._misfit_met.set)
+        self._background.loop.soon(self._misfit_met.clear if misfit is None else self._misfit_met.set)
         self._commit_lock.recheck()
 
     def _is_ready(self) -> bool:
@@ -259,7 +237,3 @@ class Subscriber:
         self._obstacle.hear(event)
         self._commit_lock.recheck()
         self._on_event(event)
-
-
-async def _called(function: Callable[[], T]) -> T:
-    return function()

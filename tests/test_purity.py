@@ -37,23 +37,27 @@ def files(*folders: str) -> list[Path]:
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
-def imports(path: Path, *, inside_functions: bool = True) -> Iterator[str]:
-    """Full names of the modules a file imports (of `from a.b import c`: a.b)."""
+def imports(path: Path, *, at_start_only: bool = False) -> Iterator[str]:
+    """Full names of the modules a file imports (of `from a.b import c`: a.b).
+
+    at_start_only: without those that functions import when they run, and those that only a type checker reads.
+    """
     tree = ast.parse(path.read_text())
-    nested = {
-        node
-        for function in ast.walk(tree)
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
-        for node in ast.walk(function)
-    }
+    later = {node for outer in ast.walk(tree) if _runs_later(outer) for node in ast.walk(outer)}
     for node in ast.walk(tree):
-        if node in nested and not inside_functions:
+        if node in later and at_start_only:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: imports are absolute here"
             yield node.module or ""
+
+
+def _runs_later(node: ast.AST) -> bool:
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
 
 
 def uses_only_thread_locals(path: Path) -> bool:
@@ -109,7 +113,7 @@ def test_arrows_point_inward(path: Path) -> None:
     if path == ROOT / "p2psync" / "__init__.py":
         return  # the public face names everything; a test of its own holds that it imports nothing
     in_cli = path.is_relative_to(ROOT / "p2psync" / "cli")
-    for module in imports(path, inside_functions=not in_cli):
+    for module in imports(path, at_start_only=in_cli):
         outer = module.split(".")[1:2]
         assert not OUTER & set(outer), f"{name(path)} imports {module}: only p2psync/cli may, in functions"
 
@@ -127,7 +131,7 @@ def test_torch_and_vllm_are_imported_only_where_weights_live(path: Path) -> None
         return
     # A command is the outermost ring: it may look for torch when it runs, not when it is loaded.
     in_cli = path.is_relative_to(ROOT / "p2psync" / "cli")
-    for module in imports(path, inside_functions=not in_cli):
+    for module in imports(path, at_start_only=in_cli):
         assert module.split(".")[0] not in ENGINE_LIBRARIES, f"{name(path)} imports {module}"
 
 

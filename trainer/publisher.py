@@ -34,7 +34,7 @@ from torch import nn
 from p2psync.arguments import as_directory
 from p2psync.engines.module.table import LiveTable, ModuleTable, Names
 from p2psync.errors import UsageError, WaitTimeoutError
-from p2psync.net.background import BackgroundLoop
+from p2psync.net.background import BackgroundLoop, BackgroundNode
 from p2psync.net.hub import HubService
 from p2psync.observe.events import Event, Published
 from p2psync.observe.log_events import EventLog
@@ -106,37 +106,18 @@ class Publisher:
         self._on_event = on_event if on_event is not None else EventLog("p2psync.publisher")
         self._on_hub = on_hub
         self._version_builder = version_builder
-        self._loop: BackgroundLoop | None = None
-        self._node: TrainerNode | None = None
+        self._background: BackgroundNode[TrainerNode] = BackgroundNode("Publisher", "p2psync-trainer")
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
         """Start the node; once. Raises `P2PSyncError`; the publisher is closed then."""
-        if self._loop is not None:
-            raise UsageError("this publisher was started already: make another one")
-        self._loop = loop = BackgroundLoop("p2psync-trainer")
-        try:
-            self._node = node = loop.call(_call_on_loop(self._make_node))
-            loop.call(node.start())
-            if self._rollouts is not None and (live := self.position) is not None:
-                self._rollouts.admit(live)
-        except BaseException:
-            if self._rollouts is not None:
-                loop.call(self._rollouts.abandon())
-            loop.close()
-            raise
+        self._background.start(self._make_node, self._begin)
         return self
 
     def close(self) -> None:
         """Leave the swarm and close everything. Again, or before `start`: no effect."""
-        if self._loop is None or self._loop.closed:
-            return
-        try:
-            if self._node is not None:
-                self._loop.call(self._node.stop())
-        finally:
-            self._loop.close()
+        self._background.close()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -149,7 +130,7 @@ class Publisher:
     @property
     def node(self) -> TrainerNode:
         """The node in the swarm. Raises `UsageError` before `start`."""
-        return self._running()[1]
+        return self._background.node
 
     @property
     def hub_url(self) -> str:
@@ -167,7 +148,7 @@ class Publisher:
         announced: wait until the hub knows of it too. Raises as `TrainerNode.publish`, `ModuleError` if the module's
         tensors are no longer those that it had at first, and `UsageError` before `start`.
         """
-        loop, node = self._running()
+        loop, node = self._background.loop, self._background.node
         event = loop.call(node.publish(self._source()))
         if self._path is not None:
             self._path.published(self.position)
@@ -177,29 +158,20 @@ class Publisher:
 
     def call(self, function: Callable[[], T]) -> T:
         """Run a function on the node's loop (for routes that `on_hub` added)."""
-        return self._running()[0].call(_call_on_loop(function))
+        return self._background.loop.run(function)
 
     def wait(self, coroutine: Coroutine[object, object, T]) -> T:
         """Run a coroutine on the node's loop and wait for it."""
-        return self._running()[0].call(coroutine)
+        return self._background.loop.call(coroutine)
 
     def wait_for_actors(self, actors: int, timeout: float) -> None:
         """Wait until at least so many actors, and all that the hub knows, run the newest version.
 
         Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing.
         """
-        loop, node = self._running()
-        try:
-            loop.call(node.until_running(actors), timeout)
-        except TimeoutError:
-            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {node.adoption}") from None
+        wait_until_running(self._background.loop, self._background.node, actors, timeout)
 
     # ---- inside ----------------------------------------------------------------------------------------------------
-
-    def _running(self) -> tuple[BackgroundLoop, TrainerNode]:
-        if self._loop is None or self._node is None:
-            raise UsageError("the publisher is not started: use it as `with Publisher(...) as publisher`, or start()")
-        return self._loop, self._node
 
     def _make_node(self) -> TrainerNode:
         published_state = self._resident_state if self._resident else None
@@ -211,9 +183,19 @@ class Publisher:
             version_builder=self._version_builder,
         )
 
+    async def _begin(self, node: TrainerNode) -> None:
+        try:
+            await node.start()
+            if self._rollouts is not None and (live := node.position) is not None:
+                self._rollouts.service.admit(live.version, live.digest.hex())
+        except BaseException:
+            if self._rollouts is not None:
+                await self._rollouts.abandon()
+            raise
+
     def _serve_rollouts(self, hub: HubService) -> None:
-        if self._rollouts is not None and self._loop is not None:
-            self._rollouts.mount(hub, self._loop)
+        if self._rollouts is not None:
+            self._rollouts.mount(hub, self._background.loop)
         self._on_hub(hub)
 
     def _on_node_event(self, event: Event) -> None:
@@ -242,6 +224,17 @@ class Publisher:
         return {spec.name: tensor for spec, tensor in self._table().rows.items() if spec.name not in self._master_keys}
 
 
+def wait_until_running(loop: BackgroundLoop, node: TrainerNode, actors: int, timeout: float) -> None:
+    """Wait until at least so many actors, and all that the hub knows, run the newest version of a node on `loop`.
+
+    Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing.
+    """
+    try:
+        loop.call(node.until_running(actors), timeout)
+    except TimeoutError:
+        raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {node.adoption}") from None
+
+
 def _master_keys(table: ModuleTable, masters: Mapping[str, torch.Tensor]) -> dict[str, str]:
     """The keys of masters by the published names of their parameters. Raises `UsageError` for those that do not fit."""
     tensors = {spec.name: tensor for spec, tensor in table.rows.items()}
@@ -255,7 +248,3 @@ def _master_keys(table: ModuleTable, masters: Mapping[str, torch.Tensor]) -> dic
             raise UsageError(f"{key} and {keys[name]} are tied: give one of them masters")
         keys[name] = key
     return keys
-
-
-async def _call_on_loop(function: Callable[[], T]) -> T:
-    return function()

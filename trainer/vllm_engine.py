@@ -142,7 +142,7 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
         )
         self._loop = BackgroundLoop("p2psync-trainer")
         try:
-            self._node = self._loop.call(_make_node(config))
+            self._node = self._loop.run(lambda: TrainerNode(config))
             self._loop.call(self._node.start())
             join = {
                 "hub_url": info.reach_hub or self._node.hub_url,
@@ -177,10 +177,6 @@ class P2PSyncTrainerEngine(TrainerWeightTransferEngine[P2PSyncTrainerInitInfo]):
     def _as_source(self, tensors: dict[str, torch.Tensor]) -> TensorSource:
         files = Path(self._info.files) if self._info.files else None
         return TensorSource(module_rows(tensors), files)
-
-
-async def _make_node(config: TrainerConfig) -> TrainerNode:
-    return TrainerNode(config)
 
 
 async def _all_reach(conductors: list[Conductor], version: int, limit: float) -> None:

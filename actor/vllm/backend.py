@@ -15,7 +15,6 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -159,9 +158,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         digest = engine.digest().hex() if engine.position is None else ""
         self._loop = loop = BackgroundLoop("p2psync-vllm")
         try:
-            self._node = loop.call(
-                _made(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
-            )
+            self._node = loop.run(lambda: ActorNode(config, lambda _: engine, local_digest=digest, on_event=self._hear))
             loop.call(self._node.start())
             loop.call(self._notifier.open())
         except BaseException:
@@ -368,7 +365,3 @@ def _from_environment() -> P2PSyncInitInfo:
         region=given.text("REGION"),
         token=given.text("TOKEN") or None,
     )
-
-
-async def _made(make: Callable[[], ActorNode]) -> ActorNode:
-    return make()

@@ -191,7 +191,7 @@ class _Source:
         config = TrainerConfig(
             store=store, key=self._key, host="127.0.0.1", hub_port=0, port=0, probe=False, plan=False, squash=False
         )
-        self._node: TrainerNode = self._loop.call(_made(config))
+        self._node: TrainerNode = self._loop.run(lambda: TrainerNode(config))
         self._loop.call(self._node.start())
 
     def publish(self, checkpoint: Path) -> int:
@@ -210,7 +210,3 @@ class _Source:
         """Stop."""
         self._loop.call(self._node.stop())
         self._loop.close()
-
-
-async def _made(config: TrainerConfig) -> TrainerNode:
-    return TrainerNode(config)

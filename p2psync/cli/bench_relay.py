@@ -8,9 +8,8 @@ import typer
 
 from p2psync.cli.bench_output import CsvTarget, write_figures
 from p2psync.cli.options import JsonTarget
-from p2psync.cli.racing import console_for, end_as_interrupted, tell
+from p2psync.cli.racing import check_can_emulate, chosen_words, console_for, end_as_interrupted, tell
 from p2psync.cli.wan_plan import parse_bytes
-from p2psync.errors import P2PSyncError, UsageError
 
 
 def relay(
@@ -43,16 +42,10 @@ def relay(
     from p2psync.bench.relay.report import figures
     from p2psync.bench.relay.tables import print_relay_report
     from p2psync.bench.swarm.contenders import P2PSYNC
-    from p2psync.topology.emulator import why_not
 
-    chosen = {"all": list(BASELINES), "none": []}.get(
-        baselines, [word.strip() for word in baselines.split(",") if word.strip()]
-    )
-    if unknown := set(chosen) - set(BASELINES):
-        raise UsageError(f"--baselines {sorted(unknown)[0]!r}: choose all, none, or of {', '.join(BASELINES)}")
+    chosen = chosen_words("--baselines", baselines, BASELINES)
     sizes = [parse_bytes("--size", text) for text in size or ["64MiB", "1GiB"]]
-    if reason := why_not():
-        raise P2PSyncError(reason)
+    check_can_emulate()
     options = RelayOptions(
         contenders=[P2PSYNC, *chosen],
         sizes=sizes,

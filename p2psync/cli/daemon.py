@@ -9,9 +9,9 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Protocol, TextIO, TypeVar
 
 import typer
 import uvloop
@@ -112,6 +112,21 @@ async def until_stopped(*tasks: asyncio.Task[None]) -> None:
 
 async def _wait(stopped: asyncio.Event) -> None:
     await stopped.wait()
+
+
+class _Node(Protocol):
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def running(node: _Node) -> AsyncIterator[None]:
+    """Starts a node, and stops it at the end of the block. Raises what `start` raises."""
+    await node.start()
+    try:
+        yield
+    finally:
+        await node.stop()
 
 
 def trusted_keys(given: list[str]) -> frozenset[bytes]:

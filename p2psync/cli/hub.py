@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.options import EventsTarget, Host
+from p2psync.cli.options import EventsTarget, Host, HubToken
 
 
 def hub(
     trust: Annotated[list[str], typer.Option(help="A trainer's public key, or a file with it; may be repeated.")],
     host: Host = "",
     port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.", min=0, max=65535)] = 7070,
-    token: Annotated[str | None, typer.Option(help="Join token that every node must know.")] = None,
+    token: HubToken = None,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,
     plan: Annotated[bool, typer.Option(help="Plan from what nodes measure who sends what to whom.")] = True,
     json: EventsTarget = None,

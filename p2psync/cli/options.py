@@ -1,7 +1,11 @@
-"""Options that several commands share. Imports nothing but typer, so that a wrong option is refused at once."""
+"""Options and groups of options that several commands share.
+
+Imports nothing but typer, so that a wrong option is refused at once. `option_structs` makes a group part of a command.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -13,20 +17,12 @@ Host = Annotated[
         show_default=False,
     ),
 ]
-Advertise = Annotated[
-    str,
-    typer.Option(
-        help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
-    ),
-]
-Name = Annotated[str, typer.Option(help="What `status` calls this node [the machine's name].", show_default=False)]
-Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
-Congestion = Annotated[
-    str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
-]
-Probe = Annotated[
-    bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
-]
+SwarmPort = Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)]
+#: The token that a hub asks for, where it is set; and the one that a node gives.
+HubToken = Annotated[str | None, typer.Option(help="Join token that every node must know.")]
+JoinToken = Annotated[str | None, typer.Option(help="Join token.")]
+HubUrl = Annotated[str, typer.Option(help="The hub's URL.")]
+TrainerKeys = Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")]
 
 #: The option of every daemon.
 EventsTarget = Annotated[
@@ -36,3 +32,34 @@ EventsTarget = Annotated[
 JsonTarget = Annotated[
     str | None, typer.Option("--json", metavar="FILE|-", help="The figures as JSON to FILE, or - for stdout.")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """What a node tells others of itself."""
+
+    advertise: Annotated[
+        str,
+        typer.Option(
+            help="Addresses told to peers, separated by commas; what the hub sees unless given.", show_default=False
+        ),
+    ] = ""
+    region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = ""
+    name: Annotated[
+        str, typer.Option(help="What `status` calls this node [the machine's name].", show_default=False)
+    ] = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionOptions:
+    """How a node connects to its peers."""
+
+    streams: Annotated[
+        int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)
+    ] = 0
+    congestion: Annotated[
+        str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
+    ] = "auto"
+    probe: Annotated[
+        bool, typer.Option(help="Measure links with short bursts; they give way to chunks, and cost up to 1 %.")
+    ] = True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2psync.cli.options import JsonTarget
+from p2psync.cli.options import JoinToken, JsonTarget
 
 if TYPE_CHECKING:
     from p2psync.membership.records import Status
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def status(
     url: Annotated[str, typer.Argument(metavar="URL", help="The hub's URL.")],
-    token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    token: JoinToken = None,
     json: JsonTarget = None,
 ) -> None:
     """Show the run, its newest version, and who runs what."""

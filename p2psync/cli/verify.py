@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2psync.cli.options import JsonTarget
+from p2psync.cli.options import HubUrl, JoinToken, JsonTarget, TrainerKeys
 from p2psync.cli.output import report_json
 from p2psync.errors import DigestMismatchError, P2PSyncError, TrustError
 
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 def verify(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, such as an actor's DIR/current.")],
-    join: Annotated[str, typer.Option(help="The hub's URL.")],
-    trust: Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")],
+    join: HubUrl,
+    trust: TrainerKeys,
     version: Annotated[int | None, typer.Option(help="The version it should be [the newest].")] = None,
-    token: Annotated[str | None, typer.Option(help="Join token.")] = None,
+    token: JoinToken = None,
     json: JsonTarget = None,
 ) -> None:
     """Check every bit of a checkpoint against what the trainer signed; exit 1 if it differs."""

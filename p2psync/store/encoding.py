@@ -20,6 +20,8 @@ from p2psync.delta.tensors import Row, TensorSpec, Units
 from p2psync.delta.tight.writer import TIGHT
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
+from p2psync.protocol.messages import NO_VERSION
+from p2psync.protocol.versions import Position
 from p2psync.store.segments import Segments
 
 #: Units of a block of a delta: the most possible, since each block costs Python's overhead, on one core at a time.
@@ -291,6 +293,18 @@ class Encoding:
             first_rows=self._first_rows,
             changed=self.changed,
             total=sum(row.spec.count for row in self.rows),
+            created=created,
+        )
+
+    def manifest_between(self, base: Position | None, position: Position, *, created: float) -> Manifest:
+        """The manifest of the encoded chunks, which lead from `base`, None: from nothing; only after `finish`."""
+        return self.manifest(
+            run=position.run,
+            epoch=position.epoch,
+            version=position.version,
+            base=base.version if base is not None else None,
+            digest=position.digest,
+            base_digest=base.digest if base is not None else NO_VERSION,
             created=created,
         )
 

@@ -23,7 +23,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("damage", "engines", "store", "trainer")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "damage", "engines", "store", "trainer")]
 
 from damage_parts import VERSIONS, Life, Published, one_line
 from damages import damage_one

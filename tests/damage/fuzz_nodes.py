@@ -15,7 +15,7 @@ import tempfile
 import traceback
 from pathlib import Path
 
-sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("damage", "engines", "store")]
+sys.path += [str(Path(__file__).parents[1] / folder) for folder in ("", "damage", "engines", "store")]
 
 from damage_parts import VERSIONS, Published, one_line
 from damages import damage_one

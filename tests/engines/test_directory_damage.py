@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from engine_parts import bring, position, put_all, tree
+from file_damages import FILE_DAMAGES, foreign_files_untouched
 from test_directory import current, published
 
 from p2psync.engines.directory.engine import DirectoryEngine
@@ -18,42 +19,26 @@ FILE = "model-1.safetensors"
 Damage = Callable[[Path], None]
 
 
-def flip(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(-1, 2)
-        byte = file.read(1)[0]
-        file.seek(-1, 2)
-        file.write(bytes([byte ^ 1]))
-
-
-def into_directory(path: Path) -> None:
+def into_copy(path: Path) -> None:
+    """Replaces it by a link to a foreign file of the same bits, which must not be written."""
+    copy = foreign_copy(path.parents[3])
+    shutil.copyfile(path, copy)
     path.unlink()
-    path.mkdir()
+    path.symlink_to(copy)
 
 
-def into_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
+def foreign_copy(root: Path) -> Path:
+    """The foreign file that `into_copy` leads to, for the directory at `root`."""
+    return root.with_name("copy")
 
 
-def into_link(path: Path) -> None:
-    """Replaces it by a link to a foreign file, which must not be written."""
-    theirs = path.parents[4] / "theirs"
-    theirs.write_bytes(path.read_bytes())
-    path.unlink()
-    path.symlink_to(theirs)
+def in_file(damage: Damage) -> Damage:
+    return lambda slot: damage(slot / FILE)
 
 
 DAMAGES: dict[str, Damage] = {
-    "a file gone": lambda slot: (slot / FILE).unlink(),
-    "a file cut": lambda slot: os.truncate(slot / FILE, 5000),
-    "a file emptied": lambda slot: os.truncate(slot / FILE, 0),
-    "a file grown": lambda slot: os.truncate(slot / FILE, 500_000),
-    "a bit flipped": lambda slot: flip(slot / FILE),
-    "a header flipped": lambda slot: (slot / FILE).write_bytes(b"\xff" * (slot / FILE).stat().st_size),
-    "a directory for a file": lambda slot: into_directory(slot / FILE),
-    "a fifo for a file": lambda slot: into_fifo(slot / FILE),
-    "a link for a file": lambda slot: into_link(slot / FILE),
+    **{f"{name} a file": in_file(damage) for name, damage in FILE_DAMAGES.items()},
+    "a link to a copy for a file": in_file(into_copy),
     "a file for a directory": lambda slot: (shutil.rmtree(slot / "sub"), (slot / "sub").write_text("x"))[-1] and None,
     "somebody's file": lambda slot: (slot / "notes.txt").write_text("somebody's") and None,
     "the slot gone": shutil.rmtree,
@@ -103,6 +88,7 @@ def bench(ram_path: Path) -> Bench:
 @pytest.mark.parametrize("when", ["while it runs", "at rest"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_damage_to_the_live_slot_makes_the_version_before_live(bench: Bench, damage: Damage, when: str) -> None:
+    before = (bench.live / FILE).read_bytes()
     damage(bench.live)
     if when == "at rest":
         bench.reopen()
@@ -114,8 +100,9 @@ def test_damage_to_the_live_slot_makes_the_version_before_live(bench: Bench, dam
     assert current(bench.root) == tree(bench.made[0])
     assert bench.engine.inspect() == []
     bench.goes_on(0)
-    theirs = bench.root / "theirs"
-    assert not theirs.exists() or theirs.stat().st_size > 0
+    copy = foreign_copy(bench.root)
+    assert not copy.exists() or copy.read_bytes() == before
+    assert foreign_files_untouched(bench.root)
 
 
 @pytest.mark.parametrize("when", ["while it runs", "at rest"])

@@ -9,39 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from file_damages import FILE_DAMAGES
 from trainer_parts import RUN, Arrays, StoreWithBuilder
 
 from p2psync.errors import StoreError
 from p2psync.store.packs import Store
 from p2psync.trainer.run_state import RunState, load_run, save_run
 
-
-def into_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def into_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def into_link(path: Path) -> None:
-    path.unlink()
-    path.symlink_to("nowhere")
-
-
-DAMAGES: dict[str, Callable[[Path], object]] = {
-    "gone": Path.unlink,
-    "emptied": lambda path: os.truncate(path, 0),
-    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "grown": lambda path: os.truncate(path, path.stat().st_size + 5000),
-    "nonsense": lambda path: path.write_bytes(b"\xff\x00\xe2" * 9),
-    "a directory": into_directory,
-    "a fifo": into_fifo,
-    "a link to nothing": into_link,
-}
-damaged = pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+damaged = pytest.mark.parametrize("damage", FILE_DAMAGES.values(), ids=FILE_DAMAGES)
 
 
 @pytest.fixture
@@ -51,7 +26,7 @@ def trainer(tmp_path: Path) -> StoreWithBuilder:
 
 @damaged
 def test_a_damaged_run_file_takes_the_run_of_the_newest_version(
-    trainer: StoreWithBuilder, damage: Callable[[Path], object]
+    trainer: StoreWithBuilder, damage: Callable[[Path], None]
 ) -> None:
     trainer.builder.make(Arrays(a=1000))
     path = trainer.root / "run.json"
@@ -77,7 +52,7 @@ def test_an_empty_store_begins_a_run_without_a_warning(tmp_path: Path) -> None:
 @damaged
 @pytest.mark.parametrize("name", ["state", "bits"])
 def test_a_snapshot_damaged_at_rest_is_rebuilt_from_the_store(
-    trainer: StoreWithBuilder, name: str, damage: Callable[[Path], object]
+    trainer: StoreWithBuilder, name: str, damage: Callable[[Path], None]
 ) -> None:
     source = Arrays(a=40_000, b=300)
     for _ in range(3):

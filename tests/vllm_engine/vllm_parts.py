@@ -103,12 +103,8 @@ class Trainer:
         config = TrainerConfig(
             store=store, key=KEY, host="127.0.0.1", hub_port=0, port=0, probe=False, plan=False, **options
         )
-        self.node: TrainerNode = self._loop.call(self._make(config))
+        self.node: TrainerNode = self._loop.run(lambda: TrainerNode(config))
         self._loop.call(self.node.start())
-
-    @staticmethod
-    async def _make(config: TrainerConfig) -> TrainerNode:
-        return TrainerNode(config)
 
     def publish(self, checkpoint: Path) -> int:
         """Publish a checkpoint; returns its version."""

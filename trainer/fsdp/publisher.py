@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 from urllib.parse import urlsplit
 
 import msgspec
@@ -34,7 +34,7 @@ from torch import nn
 from p2psync.arguments import as_directory
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.module.table import Names
-from p2psync.errors import P2PSyncError, RanksError, UsageError, WaitTimeoutError
+from p2psync.errors import P2PSyncError, RanksError, UsageError
 from p2psync.net.addresses import is_loopback, plain_host, url_of
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Event, Published
@@ -51,11 +51,11 @@ from p2psync.trainer.fsdp.shards import Shards, publishing_group
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 from p2psync.trainer.fsdp.version_builder import ShardedVersionBuilder
 from p2psync.trainer.node import TrainerNode
+from p2psync.trainer.publisher import wait_until_running
 from p2psync.trainer.version_events import published_event
 from p2psync.trainer.versions.builder import BuiltVersion, position_of
 from p2psync.trainer.versions.tensors import file_blobs
 
-T = TypeVar("T")
 logger = logging.getLogger("p2psync.publisher")
 #: How long a rank waits for another one (seconds). A rank that dies is noticed at once; this bounds one that hangs.
 TIMEOUT = 7 * 86400.0
@@ -164,14 +164,12 @@ class FsdpPublisher:
             return self._builder
 
         self._loop = BackgroundLoop("p2psync-trainer")
-        self._node = self._loop.call(
-            _call_on_loop(lambda: TrainerNode(self._config, self._emit, version_builder=version_builder))
-        )
+        self._node = self._loop.run(lambda: TrainerNode(self._config, self._emit, version_builder=version_builder))
         self._loop.call(self._node.start())
         assert self._builder is not None
         key = self._config.key.public_key().public_bytes_raw()
         co_publishers = self._builder.serve(_reachable_hub_url(self._node.local_hub_url), key)
-        self._loop.call(_call_on_loop(lambda: self._trainer.announcer.set_co_publishers(co_publishers)))
+        self._loop.run(lambda: self._trainer.announcer.set_co_publishers(co_publishers))
 
     def _start_following(self) -> None:
         self._seed = SeedNode(self._config, self._emit)
@@ -257,11 +255,7 @@ class FsdpPublisher:
         Raises `WaitTimeoutError` after `timeout` seconds, which says who is missing.
         """
         assert self._loop is not None
-        try:
-            self._loop.call(self._trainer.until_running(actors), timeout)
-        except TimeoutError:
-            standing = self._trainer.adoption
-            raise WaitTimeoutError(f"{actors} actors were asked for: after {timeout:g} s {standing}") from None
+        wait_until_running(self._loop, self._trainer, actors, timeout)
 
     @property
     def _trainer(self) -> TrainerNode:
@@ -286,7 +280,3 @@ def _reachable_hub_url(hub_url: str) -> str:
     if not is_loopback(url.hostname or "") or not host or is_loopback(host):
         return hub_url
     return url_of(plain_host(host, "MASTER_ADDR"), url.port or 0, url.scheme)
-
-
-async def _call_on_loop(function: Callable[[], T]) -> T:
-    return function()

@@ -19,15 +19,14 @@ import msgspec
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.delta.algebra import apply_block, apply_with_digest, densify
+from p2psync.delta.algebra import apply_block, apply_with_digest
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.tensors import Row, TensorSpec, Units
-from p2psync.errors import DigestMismatchError, StoreError
+from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
-from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.draft import Draft
 from p2psync.store.encoding import EncodedPart, Encoding
@@ -44,6 +43,8 @@ from p2psync.trainer.fsdp.shard_scanner import (
     merge_partial_blocks,
 )
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
+from p2psync.trainer.versions.decoding_checks import check_outcome, compare_anchor
+from p2psync.trainer.versions.pack_reading import held_chunks
 
 
 class _PartReport(msgspec.Struct, frozen=True, array_like=True):
@@ -169,7 +170,7 @@ class RankBuilder:
                 change += apply_with_digest(rows[block.row].spec, self._units(block.row), block)
             return change
 
-        self._change = sum(in_parallel(add, _chunks(pack))) % MODULUS
+        self._change = sum(in_parallel(add, held_chunks(pack))) % MODULUS
         for block in decode_partial_blocks(sent, self.layout, -1, rows):
             apply_block(self._units(block.row), block)
 
@@ -226,22 +227,7 @@ class RankBuilder:
 
     def _compare(self, pack: Pack) -> None:
         """Decode the chunks that were encoded here, and compare them with the snapshot, bit for bit."""
-        manifest = pack.manifest
-        rows = manifest.rows()
-
-        def same(data: bytes) -> set[tuple[int, int]]:
-            seen = set()
-            for block in iter_chunk(data, rows, manifest.block_units):
-                units = self._units(block.row)[block.start : block.start + block.count]
-                if not np.array_equal(densify(block), units):
-                    raise DigestMismatchError(f"{rows[block.row].spec.name}: decodes to other bits than were encoded")
-                seen.add((block.row, block.start))
-            return seen
-
-        seen = set[tuple[int, int]]().union(*in_parallel(same, _chunks(pack)))
-        for row, start, stop in self._anchor_blocks():
-            if (row, start) not in seen and self._units(row)[start:stop].any():
-                raise DigestMismatchError(f"{rows[row].spec.name}: a block was not encoded")
+        compare_anchor(pack.manifest, held_chunks(pack), self.snapshot.units, self._anchor_blocks())
 
     def _anchor_blocks(self) -> Iterator[tuple[int, int, int]]:
         """Yields (row, start, stop) of the blocks that this rank owns in an anchor."""
@@ -277,15 +263,7 @@ class RankBuilder:
         def signed() -> bytes:
             if self._key is None:
                 return b""
-            manifest = encode.manifest(
-                run=position.run,
-                epoch=position.epoch,
-                version=position.version,
-                base=base.version if base else None,
-                digest=position.digest,
-                base_digest=base.digest if base else NO_VERSION,
-                created=time.time(),
-            )
+            manifest = encode.manifest_between(base, position, created=time.time())
             return sign(manifest, self._key).to_bytes()
 
         data = self.ranks.broadcast(run_collectively(self.ranks, signed))
@@ -313,25 +291,12 @@ class RankBuilder:
 
     def _check(self, manifest: Manifest) -> None:
         changes = map(digest_from_bytes, self.ranks.gather(digest_bytes(self._change)))
-        if digest_bytes(digest_from_bytes(manifest.base_digest) + sum(changes)) != manifest.digest:
-            raise DigestMismatchError(
-                f"version {manifest.version} decodes to other bits than were encoded: not announced"
-            )
+        check_outcome(manifest, digest_from_bytes(manifest.base_digest) + sum(changes))
 
 
 def _find(scanner: ShardScanner, segments: range, new: NewUnits, check_stopped: Callable[[], None]) -> RankChanges:
     check_stopped()
     return scanner.find(segments, new)
-
-
-def _chunks(pack: Pack) -> Iterator[bytes]:
-    """Yields the chunks that are held here, as they are on the disk. Raises `StoreError`."""
-    for index, mine in enumerate(pack.part):
-        data = pack.read(index) if mine else b""
-        if data is None:
-            raise StoreError(f"{pack.path}: chunk {index} cannot be read back: is the disk sound?")
-        if mine:
-            yield data
 
 
 def _owned_segments(owners: Sequence[int], rank: int) -> frozenset[int]:

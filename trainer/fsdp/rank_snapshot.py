@@ -26,11 +26,11 @@ from blake3 import blake3
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.directory.state import boot_id
-from p2psync.errors import DamagedError
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
-from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
+from p2psync.store.records import clear, make_directory, recover_record, save_record
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
+from p2psync.trainer.versions.snapshot import lay_out
 
 
 class _RankSnapshotState(msgspec.Struct, frozen=True):
@@ -49,12 +49,7 @@ class RankSnapshot:
     def __init__(self, root: Path, specs: Sequence[TensorSpec], unit_ranges: UnitRanges) -> None:
         """Open the snapshot at `root`, or make an empty one. Raises `StoreError`, also if the disk is too full."""
         self._root = root
-        self._offsets: dict[TensorSpec, int] = {}
-        at = 0
-        for spec in specs:
-            self._offsets[spec] = at
-            at += -(-spec.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._size = at
+        self._offsets, self._size = lay_out(specs, mmap.PAGESIZE)
         layout = blake3(msgspec.msgpack.encode((list(specs), list(unit_ranges)))).hexdigest()
         make_directory(root)
         with disk_errors(root):
@@ -133,9 +128,4 @@ class RankSnapshot:
 
 def _load(path: Path) -> _RankSnapshotState:
     """Returns the state on disk; an empty one where it is damaged: then the next version is written out whole."""
-    nothing = _RankSnapshotState(boot_id(), "", None)
-    try:
-        return load_record(path, _RankSnapshotState) or nothing
-    except DamagedError:
-        set_aside(path)
-        return nothing
+    return recover_record(path, _RankSnapshotState, lambda line: None, "") or _RankSnapshotState(boot_id(), "", None)

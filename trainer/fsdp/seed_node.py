@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 from collections.abc import Callable
-from typing import TypeVar
 
 import msgspec
 
@@ -26,8 +25,6 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.orders import ServeOrder
 from p2psync.trainer.run_state import load_run, save_run
-
-T = TypeVar("T")
 
 
 class SeedNode:
@@ -53,11 +50,11 @@ class SeedNode:
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack."""
-        self._loop.call(_call_on_loop(lambda: self.runner.offer(pack)))
+        self._loop.run(lambda: self.runner.offer(pack))
 
     def withdraw(self, id: bytes) -> None:
         """Stop serving a manifest."""
-        self._loop.call(_call_on_loop(lambda: self.runner.withdraw(id)))
+        self._loop.run(lambda: self.runner.withdraw(id))
 
     def close(self) -> None:
         """Leave the swarm."""
@@ -106,7 +103,3 @@ class SeedNode:
             await self._runner.stop()
         if self._client is not None:
             await self._client.close()
-
-
-async def _call_on_loop(function: Callable[[], T]) -> T:
-    return function()

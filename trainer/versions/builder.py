@@ -34,7 +34,6 @@ from p2psync.membership.records import Announcement
 from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import newest_reachable, resolve, target_key
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
-from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.draft import Draft
@@ -42,8 +41,9 @@ from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
+from p2psync.trainer.versions.decoding_checks import all_blocks, compare_anchor
 from p2psync.trainer.versions.delta_records import DeltaRecords
-from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, compare_whole, pack_name
+from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, held_chunks, pack_name
 from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
 from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
@@ -292,7 +292,7 @@ class LocalVersionBuilder:
             draft.abandon()
             raise
         try:
-            compare_whole(pack, self.snapshot.units)
+            compare_anchor(pack.manifest, held_chunks(pack), self.snapshot.units, all_blocks(pack.manifest))
         except BaseException:
             self.store.remove(pack.signed.id)
             raise
@@ -340,15 +340,7 @@ class LocalVersionBuilder:
         return encode, scans
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None) -> Pack:
-        manifest = encode.manifest(
-            run=position.run,
-            epoch=position.epoch,
-            version=position.version,
-            base=base.version if base else None,
-            digest=position.digest,
-            base_digest=base.digest if base else NO_VERSION,
-            created=time.time(),
-        )
+        manifest = encode.manifest_between(base, position, created=time.time())
         return draft.seal(sign(manifest, self._key), manifest)
 
     def _advance(self, pack: Pack, scans: Scans | None = None) -> float:

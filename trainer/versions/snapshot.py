@@ -25,14 +25,15 @@ from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.kernels.block_sums import ScanSums, sum_blocks
 from p2psync.delta.tensors import TensorSpec, Units
-from p2psync.errors import DamagedError, DigestMismatchError
+from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
 from p2psync.store.disk import disk_errors, reserve
 from p2psync.store.guarded_map import GuardedMap
-from p2psync.store.records import clear, load_record, make_directory, save_record, set_aside
+from p2psync.store.records import clear, make_directory, recover_record, save_record
 from p2psync.trainer.versions.bit_record import BitRecord, Scans
+from p2psync.trainer.versions.decoding_checks import check_outcome
 
 _ALIGN = 64
 #: Returns chunk `index` of the manifest being applied.
@@ -48,6 +49,15 @@ class _SnapshotState(msgspec.Struct, frozen=True):
 
 
 _NOTHING = _SnapshotState("", [], None)
+
+
+def lay_out(specs: Sequence[TensorSpec], align: int) -> tuple[dict[TensorSpec, int], int]:
+    """Returns where each tensor begins in a flat file, at multiples of `align`, and the size of the file (bytes)."""
+    offsets, end = dict[TensorSpec, int](), 0
+    for spec in specs:
+        offsets[spec] = end
+        end += -(-spec.nbytes // align) * align
+    return offsets, end
 
 
 class PublishedState(Protocol):
@@ -190,7 +200,7 @@ class Snapshot:
             return
         with disk_errors(self._root):
             change = self._apply(manifest, chunks, on_block, record)
-        self._check(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
+        check_outcome(manifest, (digest_from_bytes(manifest.base_digest) + change) % MODULUS)
         self._save(msgspec.structs.replace(self._state, position=position))
         self._vouched = True
         if record is None or scans is None:
@@ -232,7 +242,7 @@ class Snapshot:
             self._compact(after, offsets)
         # This last check reads the very bits that are kept.
         record = BitRecord(after, self.units)
-        self._check(manifest, record.digest)
+        check_outcome(manifest, record.digest)
         self._save(self._state)
         self._vouched, self._record = True, record
         if old.file:
@@ -286,19 +296,9 @@ class Snapshot:
                     on_block(block)
         return change
 
-    def _check(self, manifest: Manifest, digest: int) -> None:
-        if digest_bytes(digest) != manifest.digest:
-            raise DigestMismatchError(
-                f"version {manifest.version} decodes to other bits than were encoded: not announced"
-            )
-
     def _load(self) -> _SnapshotState:
         """Returns the state on disk; an empty one where it is damaged: then the bits are rebuilt from the store."""
-        try:
-            return load_record(self._root / "state", _SnapshotState) or _NOTHING
-        except DamagedError:
-            set_aside(self._root / "state")
-            return _NOTHING
+        return recover_record(self._root / "state", _SnapshotState, lambda line: None, "") or _NOTHING
 
     def _save(self, state: _SnapshotState) -> None:
         save_record(self._root / "state", state)
@@ -337,12 +337,8 @@ class Snapshot:
             os.close(descriptor)
 
     def _lay_out(self) -> int:
-        offset = 0
-        self._offsets = {}
-        for spec in self._state.specs:
-            self._offsets[spec] = offset
-            offset += -(-spec.nbytes // _ALIGN) * _ALIGN
-        return offset
+        self._offsets, size = lay_out(self._state.specs, _ALIGN)
+        return size
 
     def _recorded(self) -> BitRecord:
         if self._record is None:
