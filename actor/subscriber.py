@@ -182,9 +182,9 @@ class Subscriber:
         return self._running()[0].call(self._work.lease(lease, max_items, wait, version))
 
     def complete_work(
-        self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, patience: float = 120.0
+        self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, timeout: float = 120.0
     ) -> Verdict:
-        """Hand in a result of `tokens` tokens, made under `position`; for `patience` seconds, while the ledger is full
+        """Hand in a result of `tokens` tokens, made under `position`; for `timeout` seconds, while the ledger is full
         or cannot be reached. Raises `HubError`."""
         if self._work is None:
             raise UsageError(NOT_STARTED)
@@ -193,7 +193,7 @@ class Subscriber:
             version=position.version,
             digest=position.digest.hex(),
             tokens=tokens,
-            patience=patience,
+            timeout_seconds=timeout,
         )
         return self._running()[0].call(call).verdict
 

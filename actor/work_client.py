@@ -101,17 +101,17 @@ class WorkClient:
         version: int,
         digest: str,
         tokens: int = 0,
-        patience: float = 120.0,
+        timeout_seconds: float = 120.0,
     ) -> Receipt:
         """Offers a result until the ledger answers: also while the ledger is full, restarts, or cannot be reached.
 
-        Offers it again after the ledger's Retry-After, or after pauses that double. patience: seconds after which it
-        gives up. Raises as `complete`; the result may count nevertheless.
+        Offers it again after the ledger's Retry-After, or after pauses that double. It gives up after
+        `timeout_seconds`. Raises as `complete`; the result may count nevertheless.
         """
         body, packed = await self._prepare(result)
         head = ResultHead(work=work, item=item, version=version, digest=digest, tokens=tokens, packed=packed)
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + patience, RETRY_MIN_SECONDS
+        deadline, pause = loop.time() + timeout_seconds, RETRY_MIN_SECONDS
         while True:
             try:
                 return await self._offer(head, body)

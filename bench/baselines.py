@@ -19,7 +19,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from p2psync.bench.deltas import Bits
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 Bytes = NDArray[np.uint8]
 _HEAD = struct.Struct("<II")
@@ -42,8 +42,8 @@ class Baseline(NamedTuple):
 
     name: str
     title: str
-    encode: Callable[[Sequence[Row], list[TensorChanges]], bytes]
-    decode: Callable[[bytes, Sequence[Row], Callable[[int], Bits]], Iterator[tuple[int, NDArray[np.int64], Bits]]]
+    encode: Callable[[Sequence[TableRow], list[TensorChanges]], bytes]
+    decode: Callable[[bytes, Sequence[TableRow], Callable[[int], Bits]], Iterator[tuple[int, NDArray[np.int64], Bits]]]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[TensorChang
     return found
 
 
-def measure_baseline(baseline: Baseline, rows: Sequence[Row], olds: Sequence[Bits], news: Sequence[Bits]) -> Size:
+def measure_baseline(baseline: Baseline, rows: Sequence[TableRow], olds: Sequence[Bits], news: Sequence[Bits]) -> Size:
     """Encode, decode, compare every position and bit. Raises `AssertionError` if they differ."""
     changes = find_changes(olds, news)
     data = baseline.encode(rows, changes)
@@ -81,21 +81,21 @@ def measure_baseline(baseline: Baseline, rows: Sequence[Row], olds: Sequence[Bit
     return Size(len(data), seen)
 
 
-def _int32_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _int32_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         out += [_HEAD.pack(part.row, part.positions.size), part.positions.astype("<u4").tobytes(), part.news.tobytes()]
     return b"".join(out)
 
 
-def _int32_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _int32_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:
         row, count = reader.head()
         yield row, reader.take("<u4", count).astype(np.int64), reader.take("<u2", count)
 
 
-def _leb_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _leb_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         gaps = write_leb128(np.diff(part.positions, prepend=-1) - 1)
@@ -103,7 +103,7 @@ def _leb_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     return b"".join(out)
 
 
-def _leb_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _leb_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:
         row, count = reader.head()
@@ -123,7 +123,7 @@ class _CooTensor(msgspec.Struct, frozen=True):
     col_dtype: str
 
 
-def _coo_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _coo_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     header, body = [], []
     for part in changes:
         spec = rows[part.row].spec
@@ -139,7 +139,7 @@ def _coo_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
     return _zstd(b"".join((struct.pack("<I", len(lines)), lines, *body)))
 
 
-def _coo_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _coo_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     numbers = {row.spec.name: number for number, row in enumerate(rows)}
     reader = _Reader(_unzstd(data))
     header = msgspec.json.decode(reader.take("u1", int(reader.take("<u4", 1)[0])).tobytes(), type=list[_CooTensor])
@@ -167,7 +167,7 @@ def _narrow(values: NDArray[np.int64], least: int = 1) -> NDArray[np.unsignedint
     return values.astype(np.dtype(f"<u{width}"))
 
 
-def _xor16_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _xor16_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     heads, gaps, xors = [], [], []
     for part in changes:
         packed = _narrow(np.diff(part.positions, prepend=-1) - 1, least=2)
@@ -178,7 +178,7 @@ def _xor16_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
 
 
 def _xor16_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(_unzstd(data))
     heads = [(*reader.head(), int(reader.take("u1", 1)[0])) for _ in range(int(reader.take("<u4", 1)[0]))]
@@ -188,7 +188,7 @@ def _xor16_decode(
         yield row, positions, base(row)[positions] ^ reader.take("<u2", count)
 
 
-def _xor8_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _xor8_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     heads = b"".join(_HEAD.pack(part.row, part.positions.size) for part in changes)
     gaps = [write_bytes255(np.diff(part.positions, prepend=-1) - 1) for part in changes]
     xors = np.concatenate([part.olds ^ part.news for part in changes] or [np.zeros(0, np.uint16)])
@@ -198,7 +198,7 @@ def _xor8_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
 
 
 def _xor8_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     outer = _Reader(data)
     sizes = outer.take("<u4", 4)
@@ -212,7 +212,7 @@ def _xor8_decode(
         yield row, positions, base(row)[positions] ^ xors
 
 
-def _dense_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _dense_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         data = _zstd((part.old ^ part.new).tobytes())
@@ -221,7 +221,7 @@ def _dense_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
 
 
 def _dense_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:

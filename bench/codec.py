@@ -30,7 +30,7 @@ TIGHT_PAST = "tight-history"
 FORMATS = (*baselines.BASELINES, arc.ARC)
 BASELINE_NAMES = tuple(baseline.name for baseline in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
 #: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
-LEAST_TIMED = 64 * 10**6
+MIN_TIMED_BYTES = 64 * 10**6
 #: Drawn deltas of a run that names no density: one as RL makes them, and such as other training makes.
 DENSITIES = (0.01, 0.10, 0.25, 0.50)
 #: Above this share of changed elements a model of at most `DENSE_BYTES` is drawn: a whole one would take hours.
@@ -48,7 +48,7 @@ class CodecOptions:
     rounds: int = 5
     part_bytes: int = 16 * 10**6
     """The part of the model that tools for binary deltas are given."""
-    least_timed: int = LEAST_TIMED
+    min_timed_bytes: int = MIN_TIMED_BYTES
     all_cores: int = 1
     """Cores of the second measurement of each speed."""
     baseline_bytes: int = 1100 * 10**6
@@ -59,7 +59,7 @@ class CodecOptions:
 
 def quick_options(options: CodecOptions) -> CodecOptions:
     """The same in seconds: two rounds, and little for tools."""
-    return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, least_timed=0)
+    return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, min_timed_bytes=0)
 
 
 def run_codec_bench(
@@ -78,7 +78,7 @@ def run_codec_bench(
     for delta in deltas:
         reports.append(measure_delta(delta, options, progress))
         wanted = options.budget_density in (None, delta.asked_density)
-        if wanted and not budgets and delta.model_bytes >= options.least_timed:
+        if wanted and not budgets and delta.model_bytes >= options.min_timed_bytes:
             budgets = [
                 measure_budget(
                     delta,
@@ -110,7 +110,7 @@ def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) 
     speeds = []
     for profile in PROFILES:
         payload = None
-        if profile in options.profiles and delta.model_bytes >= options.least_timed:
+        if profile in options.profiles and delta.model_bytes >= options.min_timed_bytes:
             for cores in sorted({1, options.all_cores}):
                 speed, size = measure_speed(delta, profile, cores, options.rounds, progress)
                 payload = size if payload is None else payload

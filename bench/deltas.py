@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.history import ChangeHistory
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 Bits = NDArray[np.uint16]
 
@@ -29,7 +29,7 @@ class ModelHistory:
         self.last[positions] = number
         self.rose[positions] = steps < 0x8000
 
-    def of_tensors(self, rows: list[Row]) -> list[ChangeHistory]:
+    def of_tensors(self, rows: list[TableRow]) -> list[ChangeHistory]:
         """Both models as the codec takes them."""
         made, start = [], 0
         for row in rows:
@@ -53,7 +53,7 @@ class ModelDelta:
 
     name: str
     source: str
-    rows: list[Row]
+    rows: list[TableRow]
     olds: list[Bits]
     news: list[Bits]
     history: ModelHistory | None = None

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from p2psync.bench.trajectories import Start, StepNote
+from p2psync.bench.trajectories import InitialPolicy, StepNote
 from p2psync.errors import UsageError
 from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.grpo import Batch, clipped_objective, make_batch
@@ -97,7 +97,7 @@ class Trajectory:
         )
         self._publish()
 
-    def start(self) -> Start:
+    def start(self) -> InitialPolicy:
         """What is published before the first step, and what is trained, in words."""
         task = self._subject.task
         about = (
@@ -106,7 +106,7 @@ class Trajectory:
             f"{SETTINGS.beta2}), fp32 masters, forward and backward in bf16"
         )
         shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
-        return Start(about, {name: _units(weight) for name, weight in self._weights.items()}, shapes)
+        return InitialPolicy(about, {name: _units(weight) for name, weight in self._weights.items()}, shapes)
 
     def step(self) -> StepNote:
         """Sample, take one optimizer step, publish. The units returned are views of the live weights."""

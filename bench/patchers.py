@@ -54,7 +54,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
 )
 _TIMEOUT = 600.0
-_LEAST_XDELTA = 1 << 24
+_MIN_XDELTA_BYTES = 1 << 24
 
 
 class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ def measure_tool(tool: Tool, old: Bits, new: Bits) -> PatchSize:
         paths = {name: Path(folder) / name for name in ("old", "new", "patch", "back")}
         old.tofile(paths["old"])
         new.tofile(paths["new"])
-        words = {name: str(path) for name, path in paths.items()} | {"size": str(max(new.nbytes, _LEAST_XDELTA))}
+        words = {name: str(path) for name, path in paths.items()} | {"size": str(max(new.nbytes, _MIN_XDELTA_BYTES))}
         began = time.perf_counter()
         _run(tool.encode, words)
         seconds = time.perf_counter() - began

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from p2psync.observe.events import Published
-from p2psync.rldemo.cast import Member
+from p2psync.rldemo.cast import DemoProcess
 from p2psync.rldemo.lines import Learned
 
 #: Batches that the first and the last reward are the mean of: one batch alone is noisy.
@@ -48,7 +48,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conclude(
-    learned: Sequence[Learned], published: Sequence[Published], members: Sequence[Member], seconds: float
+    learned: Sequence[Learned], published: Sequence[Published], members: Sequence[DemoProcess], seconds: float
 ) -> Result:
     """Put the figures together, and judge: every live actor equal to the trainer, something re-leased, reward up."""
     trainer = next(member for member in members if member.name == "trainer")
@@ -110,7 +110,7 @@ def reward_trend(rewards: Sequence[float]) -> float:
     return fit.slope / error
 
 
-def _delay(event: Published, actors: Sequence[Member]) -> float | None:
+def _delay(event: Published, actors: Sequence[DemoProcess]) -> float | None:
     """Seconds from publish to the last commit of that very version, among actors that ran an earlier one before."""
     there = [member for member in actors if event.version in member.commits and min(member.commits) < event.version]
     commits = [member.commits[event.version].at for member in there]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PURE_ROOMS = ("delta", "protocol", "swarm", "membership")
-PURE_MODULES = {f"p2psync.{room}" for room in PURE_ROOMS} | {"p2psync.errors", "p2psync.setting_checks"}
+PURE_PACKAGES = ("delta", "protocol", "swarm", "membership")
+PURE_MODULES = {f"p2psync.{package}" for package in PURE_PACKAGES} | {"p2psync.errors", "p2psync.setting_checks"}
 #: Nothing here opens a file or socket, reads a clock, or starts a thread.
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "mmap", "multiprocessing", "os", "pathlib", "pickle",
@@ -73,8 +73,8 @@ def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
-def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -> None:
+@pytest.mark.parametrize("path", files(*(f"p2psync/{package}" for package in PURE_PACKAGES)), ids=name)
+def test_a_pure_package_imports_neither_io_nor_clocks_nor_other_packages(path: Path) -> None:
     for module in imports(path):
         if module == "threading":
             assert uses_only_thread_locals(path), f"{name(path)} starts or waits for threads"
@@ -84,8 +84,8 @@ def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -
             assert package_of(module) in PURE_MODULES, f"{name(path)} imports {module}, of an outer room"
 
 
-@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
-def test_a_pure_room_uses_no_randomness_but_what_it_is_given(path: Path) -> None:
+@pytest.mark.parametrize("path", files(*(f"p2psync/{package}" for package in PURE_PACKAGES)), ids=name)
+def test_a_pure_package_uses_only_the_randomness_that_it_is_given(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.module != "random" or {alias.name for alias in node.names} == {"Random"}
@@ -154,13 +154,13 @@ def package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
+def test_importing_the_pure_packages_loads_no_event_loop() -> None:
     # What the libraries that the pure rooms build on load by themselves is not ours.
     libraries = "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard"
     suspects = ("asyncio", "ssl", "aiohttp", "uvloop", "torch", "vllm", "multiprocessing.pool", "http.client")
-    rooms = [module_of(path) for path in files(*(f"p2psync/{room}" for room in PURE_ROOMS))]
+    modules = [module_of(path) for path in files(*(f"p2psync/{package}" for package in PURE_PACKAGES))]
     before = set(loaded_after(libraries, *suspects))
-    after = set(loaded_after(f"{libraries}\nimport {', '.join(rooms)}", *suspects))
+    after = set(loaded_after(f"{libraries}\nimport {', '.join(modules)}", *suspects))
     assert after <= before
 
 

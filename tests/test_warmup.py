@@ -76,7 +76,7 @@ def test_an_interrupt_ends_the_compiling_process_too(tmp_path: Path, monkeypatch
     assert compiling() == []
 
 
-def test_a_changed_source_file_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_changed_source_file_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     codec = tmp_path / "codec"
     codec.mkdir()
     (codec / "kernels.py").write_text("one")

@@ -9,7 +9,7 @@ from p2psync.membership.records import Member
 from p2psync.protocol.versions import Position
 
 #: Nodes that a message names; of further ones it gives the number.
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Adoption:
         """Which actors are missing, as a part of a line."""
         if not self.waiting:
             return f"{self.running} of {self.running} actors run version {self.version}"
-        named = ", ".join(_named(member) for member in self.waiting[:MOST_NAMED])
-        more = len(self.waiting) - MOST_NAMED
+        named = ", ".join(_named(member) for member in self.waiting[:MAX_NAMED])
+        more = len(self.waiting) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         there = self.running + len(self.waiting)
         return f"{self.running} of {there} actors run version {self.version}; missing: {named}{rest}"

@@ -31,7 +31,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.vllm.refusals import check_supported
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.commit_notifier import CommitNotifier
@@ -115,7 +115,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         registered = RegisteredTensors(model)
         parameters = registered.distinct_tensors()
         with Checkpoint.open(self._path) as checkpoint:
-            specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+            specs = [spec for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
             live = learn_live_map(registered.load, parameters, specs, checkpoint.units)
             registered.check_untouched()
             dropped = check_whole(self._ranks.gather_maps(live))

@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
 )
 
 from p2psync.delta.kernels.unit_loops import address, plain, scatter_at
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.module.live_tensors import flat_bits, host_units, torch_dtype
 
@@ -98,7 +98,7 @@ def _patches(old: str, new: str) -> list[CheckpointWeightPatch]:
     patches = []
     with Checkpoint.open(Path(old)) as before, Checkpoint.open(Path(new)) as after:
         for spec in after.specs:
-            if spec.kind != Kind.TENSOR:
+            if spec.kind != TensorKind.TENSOR:
                 continue
             units = after.units(spec)
             where = np.flatnonzero(before.units(spec) != units)

@@ -90,14 +90,14 @@ class RlBench:
             Children(network, Path(place)) as children,
         ):
             try:
-                done = _Loop(self.options, run, topology, children, masters, self._speed, self.progress).run()
+                done = _LoopRunner(self.options, run, topology, children, masters, self._speed, self.progress).run()
             except P2PSyncError as error:
                 done = msgspec.structs.replace(run, trouble=str(error))
         self.runs.append(done)
         self.progress(f"{label}: {done.trouble or f'{done.tokens_per_second:.0f} tokens/s'}")
 
 
-class _Loop:
+class _LoopRunner:
     """One run."""
 
     def __init__(

@@ -83,7 +83,7 @@ def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
     return FreeRollouts(max_staleness=staleness) if free else Rollouts(journal=journal, max_staleness=staleness)
 
 
-class WholeMaker(LocalVersionBuilder):
+class AnchorVersionBuilder(LocalVersionBuilder):
     """Makes every version an anchor."""
 
     def skip_to(self, version: int) -> None:

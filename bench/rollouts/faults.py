@@ -15,7 +15,7 @@ from p2psync.trainer.ledger.core import LedgerConfig
 
 #: Faults end after so many virtual seconds, and everything must be done after so many more.
 FAULTY, LIMIT = 120.0, 4000.0
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 
 
 class LedgerHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -158,7 +158,7 @@ class _FaultyActor:
         if self.liar and self.world.rng.random() < 0.5:
             self._lie(lease, item)
         self.seen.append((lease, item, result, version))
-        self._offer(lease, item, result, version, tokens * (50 if self.liar else 1), self.world.clock.now + _PATIENCE)
+        self._offer(lease, item, result, version, tokens * (50 if self.liar else 1), self.world.clock.now + _TIMEOUT)
         self._work()
         self._ask()
 

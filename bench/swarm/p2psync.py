@@ -59,9 +59,9 @@ class P2PSync(Trial):
             return
         self._until_connected(deadline)
         if self.track.base:
-            self._bring(f"base {self.track.base}", deadline)
+            self._publish_everywhere(f"base {self.track.base}", deadline)
             # From a smaller delta the publisher learns how much must change for one of the size that is asked for.
-            self._bring(f"delta {int(_FIRST_DELTA_SHARE * self.track.payload_bytes)}", deadline)
+            self._publish_everywhere(f"delta {int(_FIRST_DELTA_SHARE * self.track.payload_bytes)}", deadline)
         self._until_planned(time.monotonic() + self.track.settle)
 
     def go(self, deadline: float) -> float:
@@ -164,7 +164,7 @@ class P2PSync(Trial):
         self._trainer.tell(line)
         return msgspec.convert(self._trainer.wait_for("sealed", deadline), publisher.PublishedVersion)
 
-    def _bring(self, what: str, deadline: float) -> None:
+    def _publish_everywhere(self, what: str, deadline: float) -> None:
         """Publish something, and wait until everyone has it."""
         published = self._publish(what, deadline)
         while len(self._holders(published.version)) < len(self._receivers):

@@ -24,7 +24,7 @@ from p2psync.protocol.keys import public_text
 
 HERE = Path(__file__).parent
 #: Seconds that an actor may take to compare its weights at the end.
-PATIENCE = 120
+EXIT_TIMEOUT = 120
 #: Engine arguments for a small machine without GPUs.
 SMALL = '{"enforce_eager": true, "kv_cache_memory_bytes": 67108864, "distributed_executor_backend": "uni"}'
 
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, root: Path) -> bool:
         processes.check()
         for name in actors:
             processes.started[name].terminate()
-        good = [processes.started[name].wait(PATIENCE) == 0 for name in actors]
+        good = [processes.started[name].wait(EXIT_TIMEOUT) == 0 for name in actors]
         for name, well in zip(actors, good, strict=True):
             lines = [line for line in processes.said(name) if line.startswith(f"{name}: ")][-1:]
             print("\n".join(lines if well else processes.said(name)[-30:]), flush=True)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
+from p2psync.cli.options import Advertise, CongestionOption, EventsTarget, HostOption, Name, Probe, Streams
 from p2psync.errors import FormatError, UsageError
 
 
@@ -22,7 +22,7 @@ def actor(
     store: Annotated[
         Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm]; a relay needs it.")
     ] = None,
-    host: Host = "",
+    host: HostOption = "",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True,
     advertise: Advertise = "",
@@ -30,7 +30,7 @@ def actor(
     name: Name = "",
     token: Annotated[str | None, typer.Option(help="Join token.")] = None,
     streams: Streams = 0,
-    congestion: Congestion = "auto",
+    congestion: CongestionOption = "auto",
     probe: Probe = True,
     scrub: Annotated[
         float, typer.Option(help="Percent of a core for reading all weights again in search of damage.", min=0, max=100)

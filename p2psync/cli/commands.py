@@ -106,7 +106,7 @@ class Command(TyperCommand):
             raise
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands with options of its own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:

@@ -23,7 +23,7 @@ app = typer.Typer(help="Deltas between checkpoints on disk.", no_args_is_help=Tr
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where it goes.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 Delta = Annotated[Path, typer.Argument(metavar="D", help="A delta file.")]
-Base = Annotated[
+BaseOption = Annotated[
     Path | None,
     typer.Option(help="The checkpoint that the first delta starts from: for deltas of profile tight."),
 ]
@@ -80,7 +80,7 @@ def info(delta: Delta, json: JsonTarget = None) -> None:
 def squash(
     deltas: Annotated[list[Path], typer.Argument(metavar="D…", help="A chain of delta files, in order.")],
     out: Out,
-    base: Base = None,
+    base: BaseOption = None,
     force: Force = False,
     json: JsonTarget = None,
 ) -> None:
@@ -93,7 +93,7 @@ def squash(
 
 
 @app.command("invert")
-def invert(delta: Delta, out: Out, base: Base = None, force: Force = False, json: JsonTarget = None) -> None:
+def invert(delta: Delta, out: Out, base: BaseOption = None, force: Force = False, json: JsonTarget = None) -> None:
     """Write the delta that undoes another; of profile fast, it needs no weights."""
     from p2psync.engines.offline import delta_commands
 

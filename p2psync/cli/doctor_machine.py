@@ -97,9 +97,9 @@ def compiler() -> Finding:
 
         from p2psync.delta.digest import digest_units
         from p2psync.delta.kernels import unit_loops
-        from p2psync.delta.tensors import Kind, TensorSpec
+        from p2psync.delta.tensors import TensorKind, TensorSpec
 
-        digest_units(TensorSpec(Kind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))
+        digest_units(TensorSpec(TensorKind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))
         stats = unit_loops.sum_units.stats  # type: ignore[attr-defined]
     except Exception as error:  # numba raises whatever LLVM or the file system raises
         text = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__

@@ -72,8 +72,8 @@ def open_files(limits: tuple[int, int]) -> Finding:
     text = "no limit" if endless else f"{soft} open files in a process"
     if endless or soft >= _WANTED_FILES:
         return Finding("open files", "ok", text)
-    room = hard == resource.RLIM_INFINITY or hard >= _WANTED_FILES
-    mend = f"ulimit -n {_WANTED_FILES}" if room else f"raise nofile to {_WANTED_FILES} in /etc/security/limits.conf"
+    raisable = hard == resource.RLIM_INFINITY or hard >= _WANTED_FILES
+    mend = f"ulimit -n {_WANTED_FILES}" if raisable else f"raise nofile to {_WANTED_FILES} in /etc/security/limits.conf"
     return Finding("open files", "could be better", text, mend)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-Host = Annotated[
+HostOption = Annotated[
     str,
     typer.Option(
         help="Address or name to listen on; every address of IPv4 and IPv6 unless given (0.0.0.0: of IPv4 alone).",
@@ -21,7 +21,7 @@ Advertise = Annotated[
 ]
 Name = Annotated[str, typer.Option(help="What `status` calls this node [the machine's name].", show_default=False)]
 Streams = Annotated[int, typer.Option(help="Parallel connections to each peer; 0: as measurements say.", min=0, max=16)]
-Congestion = Annotated[
+CongestionOption = Annotated[
     str, typer.Option(help="Congestion control of connections to peers: auto (bbr, else cubic), bbr, cubic, …")
 ]
 Probe = Annotated[

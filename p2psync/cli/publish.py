@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.checkpoint_options import FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.options import Advertise, EventsTarget, Host, Name
+from p2psync.cli.options import Advertise, EventsTarget, HostOption, Name
 from p2psync.errors import P2PSyncError
 
 
@@ -17,7 +17,7 @@ def publish(
     to: Annotated[str, typer.Option(help="The hub's URL.")],
     key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")],
     store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")],
-    host: Host = "",
+    host: HostOption = "",
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 0,
     advertise: Advertise = "",
     region: Annotated[str, typer.Option(help="Where this machine is: any word.")] = "",
@@ -35,7 +35,7 @@ def publish(
         float, typer.Option(help="What the slowest link gives, for auto; 0: as actors measure it.", min=0)
     ] = 0.0,
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1,
-    patience: Annotated[
+    straggler_timeout: Annotated[
         float, typer.Option(help="Seconds that the others are waited for once so many actors run it.", min=0)
     ] = 60.0,
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0,
@@ -99,7 +99,7 @@ def publish(
                 async with asyncio.timeout(timeout):
                     await node.announced()
                     announced = True
-                    left = await node.until_running(actors, patience)
+                    left = await node.until_running(actors, straggler_timeout)
             except TimeoutError:
                 raise P2PSyncError(node.adoption.out_of_time(actors, timeout, announced=announced)) from None
             if left.waiting:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from p2psync.cli.checkpoint_options import Backlog, FollowLinks, Ignore, Inside, TrainingState
-from p2psync.cli.options import Advertise, Congestion, EventsTarget, Host, Name, Probe, Streams
+from p2psync.cli.options import Advertise, CongestionOption, EventsTarget, HostOption, Name, Probe, Streams
 from p2psync.errors import UsageError
 
 
@@ -19,7 +19,7 @@ def trainer(
         Path | None, typer.Option(help="The signing key; made if it is missing [STORE/trainer.key].")
     ] = None,
     hub: Annotated[str | None, typer.Option(help="Use the hub at this URL instead of embedding one.")] = None,
-    host: Host = "",
+    host: HostOption = "",
     hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP); 0: any.", min=0, max=65535)] = 7070,
     port: Annotated[int, typer.Option(help="Port of the swarm (TCP); 0: any.", min=0, max=65535)] = 7071,
     advertise: Advertise = "",
@@ -38,7 +38,7 @@ def trainer(
     training_state: TrainingState = False,
     follow_links: FollowLinks = False,
     streams: Streams = 0,
-    congestion: Congestion = "auto",
+    congestion: CongestionOption = "auto",
     probe: Probe = True,
     profile: Annotated[
         str,

@@ -22,7 +22,7 @@ app = typer.Typer(help="Networks between regions: plan for them, emulate them (n
 app.command("plan")(plan)
 
 TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY.toml", help="The network.")]
-Congestion = Annotated[
+CongestionOption = Annotated[
     str | None, typer.Option(help="TCP congestion control of the hosts: bbr, cubic, … [the kernel's choice]")
 ]
 Seed = Annotated[int, typer.Option(help="Of the packets that are lost.")]
@@ -54,7 +54,7 @@ def draw(
 
 
 @app.command("up")
-def up(file: TopologyFile, congestion: Congestion = None, seed: Seed = 0) -> None:
+def up(file: TopologyFile, congestion: CongestionOption = None, seed: Seed = 0) -> None:
     """Bring a network up, until `wan down`; print its hosts, their namespaces and their addresses."""
     from p2psync.topology.emulator import bring_up
     from p2psync.topology.model import load
@@ -93,7 +93,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND …", help="What the hosts run.")],
     host: Annotated[list[str] | None, typer.Option(help="Only on this host; may be repeated. [all]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Kill what still runs after so long.", min=0)] = None,
-    congestion: Congestion = None,
+    congestion: CongestionOption = None,
     seed: Seed = 0,
     json: JsonTarget = None,
 ) -> None:

@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.protocol.versions import PathStep, Position
 
 __all__ = [
@@ -132,6 +132,6 @@ class InspectableEngine(Protocol):
         """
 
 
-def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:
+def rows_after(rows: Sequence[TableRow]) -> list[TensorSpec]:
     """Returns the specs that exist after a delta with these rows."""
     return [row.spec for row in rows if row.after]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from p2psync.errors import FormatError
-from p2psync.membership.records import HUB_HOST, Claim, NodeInfo, NodeStatistics
+from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, RunClaim
 
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
@@ -101,7 +101,7 @@ def check_note(note: str) -> None:
         raise FormatError(f"a note is at most {MAX_NOTE} printable characters")
 
 
-def check_claim(claim: Claim) -> None:
+def check_claim(claim: RunClaim) -> None:
     """Raise `FormatError` unless every field of a claim is well-formed. Does not check the signature."""
     _check_hex("node id", claim.node, 32)
     _check_hex("run", claim.run, 32)

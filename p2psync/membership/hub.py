@@ -38,7 +38,6 @@ from p2psync.membership.records import (
     Announce,
     Announced,
     Challenge,
-    Claim,
     Claimed,
     Join,
     Lease,
@@ -47,6 +46,7 @@ from p2psync.membership.records import (
     MemberAge,
     NodeStatistics,
     Renew,
+    RunClaim,
     Status,
     View,
 )
@@ -253,7 +253,7 @@ class HubCore:
         """Issues a nonce to the trainer that embeds this hub; it must never leave the process."""
         self._fence.challenge(nonce, now, own=True)
 
-    def claim(self, request: Claim, *, token: str, now: float, seen_host: str = "") -> Claimed:
+    def claim(self, request: RunClaim, *, token: str, now: float, seen_host: str = "") -> Claimed:
         """Gives the run to a trainer under `token`, a fresh secret, and fences the earlier claimant.
 
         seen_host: the address that the request came from. A new run begins a new lineage. Raises `FormatError`,
@@ -410,7 +410,7 @@ class HubCore:
             lineage=self._lineage.announcements(newest, inline_bytes, inline_total),
         )
 
-    def _holder(self, request: Claim, now: float) -> str:
+    def _holder(self, request: RunClaim, now: float) -> str:
         """Returns the holder of this hub, in words; "" if there is none.
 
         The claimant holds it while its lease lasts, unless the claim comes from the same node, whose earlier process

@@ -146,7 +146,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer takes a run over at `epoch`: above the hub's, or equal to it from the same node (after a hub restart).
 
     key: raw public key in hex. signature (hex): over `claim_bytes` of this claim, with a nonce of this hub. take_over:
@@ -270,7 +270,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-def claim_bytes(claim: Claim) -> bytes:
+def claim_bytes(claim: RunClaim) -> bytes:
     """Returns the bytes that a claim's signature covers: a context, then every field but the signature, in order.
 
     `take_over` is covered only when it is set.

@@ -11,7 +11,7 @@ from typing import TypeVar
 from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
-from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, Fetch
+from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
@@ -52,7 +52,7 @@ class EngineDriver:
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
         self._loop = asyncio.get_running_loop()
-        self._fetch: Fetch | None = None
+        self._fetch: RunningFetch | None = None
         #: How far the fetch under way is, in one line for people; "" without one that lasts.
         self._progress = ""
         follower = core.follower
@@ -148,7 +148,7 @@ class EngineDriver:
             missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
         last = action.path[-1].manifest
         self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
-        self._fetch = Fetch(action.path, wanted, _now(), self._payload, self._payload - missing)
+        self._fetch = RunningFetch(action.path, wanted, _now(), self._payload, self._payload - missing)
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: Put) -> None:

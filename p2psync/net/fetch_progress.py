@@ -15,7 +15,7 @@ TELL_EVERY_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Fetch:
+class RunningFetch:
     """One way to a version that is under way.
 
     wanted: chunks of each step that the way needs. began: by the clock of `progress`. first_bytes: of these chunks,

@@ -67,7 +67,7 @@ SMALL_MANIFEST = 40 << 10
 REPEAT_DIAGNOSTIC_SECONDS = 60.0
 #: A chunk is hashed again before it is sent if that was last done so long ago (seconds): rot is rare, and hashing takes
 #: some milliseconds a chunk.
-DOUBT_EVERY = 300.0
+RECHECK_SECONDS = 300.0
 
 
 class NodeRunner:
@@ -157,7 +157,7 @@ class NodeRunner:
             self._warmed = self._spawn(self._warm())
         if self.driver is not None:
             self._spawn(self.driver.tell_progress())
-        self._spawn(self._doubt_now_and_then())
+        self._spawn(self._recheck_packs())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
@@ -202,10 +202,10 @@ class NodeRunner:
         if self._warmed is not None:
             await asyncio.wait({self._warmed})
 
-    async def _doubt_now_and_then(self) -> None:
+    async def _recheck_packs(self) -> None:
         """What was hashed long ago is hashed again before it is sent."""
         while True:
-            await asyncio.sleep(DOUBT_EVERY)
+            await asyncio.sleep(RECHECK_SECONDS)
             for pack in self.store.packs():
                 pack.recheck()
 
@@ -249,14 +249,14 @@ class NodeRunner:
         self.core.membership.running(position.version, digest, now, position.run, position.epoch)
         self._kick()
 
-    def doubt(self, message: str, position: Position | None) -> None:
+    def mark_corrupt(self, message: str, position: Position | None) -> None:
         """What was live turned out to be other bits than were committed, and `position` is live instead: have the
         engine brought on from there."""
         self.trouble(message)
         self.core.doubted(message, position, self._loop.time())
         self._kick()
 
-    def run_beside(self, coroutine: Coroutine[object, object, None]) -> None:
+    def start_task(self, coroutine: Coroutine[object, object, None]) -> None:
         """Run something as long as this node; what it raises ends the node."""
         self._spawn(coroutine)
 

@@ -22,9 +22,9 @@ from p2psync.membership.records import (
     Announce,
     Announced,
     Challenge,
-    Claim,
     Claimed,
     NodeInfo,
+    RunClaim,
     Status,
     View,
     claim_bytes,
@@ -35,7 +35,7 @@ from p2psync.protocol.versions import Position
 from p2psync.sim.disk import SimPack
 from p2psync.sim.network import SimHost
 from p2psync.sim.node import SimNode, SimWorld
-from p2psync.sim.weights import CodedVersion, ModelHistory, VersionName, signed_manifest
+from p2psync.sim.weights import CodedVersion, ModelVersions, VersionName, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY_SECONDS = 0.4
@@ -64,7 +64,7 @@ class SimTrainer(SimNode):
         info: NodeInfo,
         config: NodeConfig,
         *,
-        bits: ModelHistory,
+        bits: ModelVersions,
         key: Ed25519PrivateKey,
         run: str,
         epoch: int,
@@ -275,7 +275,7 @@ class SimTrainer(SimNode):
 
     def _claim(self, challenge: object) -> None:
         assert isinstance(challenge, Challenge)
-        claim = Claim(
+        claim = RunClaim(
             node=self.info.node,
             run=self.run,
             epoch=self.epoch,

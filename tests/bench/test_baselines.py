@@ -5,14 +5,16 @@ import pytest
 
 from p2psync.bench import arc, baselines
 from p2psync.bench.patchers import TOOLS, measure_tool, missing
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 
 FORMATS = [*baselines.BASELINES, *([] if arc.missing() else [arc.ARC])]
 NAMES = [baseline.name for baseline in FORMATS]
 
 
 def rows_of(*shapes):
-    return [Row(TensorSpec(Kind.TENSOR, f"t{i}", "BF16", shape), True, True) for i, shape in enumerate(shapes)]
+    return [
+        TableRow(TensorSpec(TensorKind.TENSOR, f"t{i}", "BF16", shape), True, True) for i, shape in enumerate(shapes)
+    ]
 
 
 def changed(rng, shape, positions):

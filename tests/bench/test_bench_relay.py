@@ -49,7 +49,7 @@ def test_each_limit_has_lines_of_its_own_and_runs_that_failed_count_nowhere() ->
     assert [(line.contender, line.rate, line.per_gb) for line in found] == [(P2PSYNC, 0.0, 2.0), (P2PSYNC, 1000.0, 4.0)]
 
 
-def test_rivals_are_compared_round_by_round() -> None:
+def test_baselines_are_compared_round_by_round() -> None:
     runs = [passed(P2PSYNC, 1.0), passed("aria2", 2.0), passed(P2PSYNC, 4.0, round=1), passed("aria2", 12.0, round=1)]
     assert times_cheaper([*runs, passed(P2PSYNC, 1.0, round=2)], P2PSYNC, "aria2") == 2.5
     assert times_cheaper(runs[:1], P2PSYNC, "aria2") is None

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from p2psync.actor.node import ActorConfig  # noqa: E402
 from p2psync.actor.subscriber import Subscriber  # noqa: E402
-from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of  # noqa: E402
+from p2psync.bench.rl.ways import AnchorVersionBuilder, Board, free_position, rollouts_of  # noqa: E402
 from p2psync.trainer.config import TrainerConfig  # noqa: E402
 from p2psync.trainer.publisher import Publisher  # noqa: E402
 
@@ -63,8 +63,8 @@ def test_every_version_of_a_full_broadcast_is_whole_and_replaces_the_one_before(
     policy, mirror = module(), module()
     config = trainer(tmp_path)
 
-    def version_builder(store: object, run: str) -> WholeMaker:
-        return WholeMaker(store, config.store / "snapshot", KEY, run)  # type: ignore[arg-type]
+    def version_builder(store: object, run: str) -> AnchorVersionBuilder:
+        return AnchorVersionBuilder(store, config.store / "snapshot", KEY, run)  # type: ignore[arg-type]
 
     with Publisher(policy, config, version_builder=version_builder) as publisher:
         publisher.publish(announced=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2psync.bench.trajectories import Start, StepNote, make_missing, read_about, record, replay
+from p2psync.bench.trajectories import InitialPolicy, StepNote, make_missing, read_about, record, replay
 from p2psync.errors import UsageError
 
 SHAPES = {"b": (40, 50), "a": (30,)}
@@ -26,7 +26,7 @@ class FakeRun:
         return {name: units.copy() for name, units in self.units.items()}
 
     def start(self):
-        return Start("made up", self.units, SHAPES)
+        return InitialPolicy("made up", self.units, SHAPES)
 
     def step(self):
         if len(self.versions) == self.fail_at:

@@ -64,7 +64,7 @@ def test_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("hubb",), "no such command 'hubb' (did you mean 'hub'?); `p2psync --help` tells more"),
         (
@@ -77,9 +77,9 @@ def test_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys:
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
-    words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert p2psync(monkeypatch, capsys, *words) == (2, "", f"p2psync: {says}\n")
+    assert p2psync(monkeypatch, capsys, *words) == (2, "", f"p2psync: {message}\n")
 
 
 def test_help_documents_the_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,7 +67,7 @@ def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_p
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "says"),
+    ("flag", "value", "message"),
     [
         ("--host", "127.0.0.1:7071", "give a host name or an address without a port"),
         ("--host", "::g", "give a host name or an address without a port"),
@@ -77,11 +77,13 @@ def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_p
         ("--advertise", "192.0.2.1:7071", "give a host name or an address without a port"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_in_one_line(swarm: Swarm, flag: str, value: str, says: str) -> None:
+def test_an_address_that_cannot_be_used_is_refused_in_one_line(
+    swarm: Swarm, flag: str, value: str, message: str
+) -> None:
     actor = swarm.actor("a", flag, value, join="http://127.0.0.1:9")
     assert actor.exit_code() in (1, 2)
     lines = [line for line in actor.stderr.splitlines() if line.startswith("p2psync: ")]
-    assert len(lines) == 1 and says in lines[0] and value in lines[0]
+    assert len(lines) == 1 and message in lines[0] and value in lines[0]
 
 
 def test_brackets_are_missed_by_name(swarm: Swarm) -> None:

@@ -71,7 +71,7 @@ def test_a_delta_fetches_little(running: Running) -> None:
     assert 0 < event["fetched_bytes"] < whole / 10
 
 
-def test_files_may_come_go_grow_and_be_sharded_anew(running: Running) -> None:
+def test_files_may_be_added_removed_grown_and_resharded(running: Running) -> None:
     model = running.model
     model.files["generation_config.json"] = b"{}"
     model.files["deeply/nested/note.txt"] = b"x" * 5000

@@ -85,7 +85,7 @@ async def test_publish_does_not_wait_for_ever_for_a_member_that_never_acknowledg
     Model(rows=64).write(swarm.place / "checkpoint")
     async with await silent(swarm):
         actor = swarm.actor("one")
-        done = publishing(swarm, swarm.place / "checkpoint", "--actors", 1, "--patience", 1)
+        done = publishing(swarm, swarm.place / "checkpoint", "--actors", 1, "--straggler-timeout", 1)
         assert await asyncio.to_thread(done.exit_code) == 0, done.stderr
         told = done.find("Trouble", message=lambda m: "not waiting any longer: 1 of 2 actors run version 0" in m)
         assert told and "55555555 at 127.0.0.1 (runs nothing)" in told[0]["message"]

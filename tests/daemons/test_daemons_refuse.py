@@ -121,7 +121,7 @@ def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["trainer", "--watch", "/nonexistent/dir"], "is not a directory"),
         (["actor", "--join", "http://h:1", "--trust", "no key"], "is not a public key"),
@@ -138,7 +138,7 @@ def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Pa
 )
 def test_wrong_usage_is_refused_in_one_line(
     arguments: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -149,7 +149,7 @@ def test_wrong_usage_is_refused_in_one_line(
         main()
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert says in told and "Traceback" not in told
+    assert message in told and "Traceback" not in told
     assert not (tmp_path / "into").exists()
 
 

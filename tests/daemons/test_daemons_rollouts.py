@@ -36,7 +36,7 @@ def answer(url: str, count: int, version: int, digest: str) -> list[str]:
                         version=version,
                         digest=digest,
                         tokens=5,
-                        patience=LIMIT,
+                        timeout_seconds=LIMIT,
                     )
                     verdicts.append(receipt.verdict)
             return verdicts

@@ -189,7 +189,7 @@ async def test_a_hub_inside_a_trainer_takes_no_other_and_stays_with_its_members(
     assert trainer.fenced is None
 
 
-async def test_a_hub_that_was_started_anew_is_not_lost_to_who_comes_first(site: Site) -> None:
+async def test_a_restarted_hub_is_not_lost_to_the_first_trainer_that_claims_it(site: Site) -> None:
     await site.hub()
     first, _ = await site.trainer("a", at_hub=True)
     await site.publish(first, small(1))

@@ -105,17 +105,17 @@ def replace(path: Path, dice: random.Random) -> None:
     path.write_bytes(data)
 
 
-def add_beside(path: Path, dice: random.Random) -> None:
+def add_foreign_file(path: Path, dice: random.Random) -> None:
     """Adds a foreign file beside it."""
     (path.parent / dice.choice(["notes.txt", ".hidden", "zz.safetensors"])).write_bytes(b"somebody's")
 
 
 Damage = Callable[[Path, random.Random], None]
 OF_FILES: Sequence[Damage] = (
-    *(delete, empty, cut, cut, grow, flip, flip, garble, replace, add_beside),
+    *(delete, empty, cut, cut, grow, flip, flip, garble, replace, add_foreign_file),
     *(to_directory, to_nowhere, to_fifo, to_theirs, forbid),
 )
-OF_DIRECTORIES: Sequence[Damage] = (delete, empty, to_file, to_nowhere, to_fifo, forbid, add_beside)
+OF_DIRECTORIES: Sequence[Damage] = (delete, empty, to_file, to_nowhere, to_fifo, forbid, add_foreign_file)
 
 
 def places(root: Path, spared: Callable[[Path], bool]) -> list[Path]:

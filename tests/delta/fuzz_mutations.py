@@ -17,7 +17,7 @@ from fuzz_values import EDGE_BYTES, EDGE_NUMBERS, apart, number, pack, some_stre
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.history import ChangeHistory, HistoryLookup
 from p2psync.delta.streams import pack_streams, read_varint, varint
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tensors import TableRow, Units
 
 #: Bytes that a bomb unpacks to; mostly small ones.
 _BOMBS = (1 << 10,) * 6 + (1 << 16,) * 6 + (1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20)
@@ -30,7 +30,7 @@ class Input:
     """The arguments of `decode_chunk`."""
 
     data: bytes
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     block_units: int
     base: Base
     how: str
@@ -90,7 +90,7 @@ def _base(old: Sequence[Units | None], row: int) -> Units:
     return np.zeros(0, np.uint16) if units is None else units
 
 
-def _of(row: Row) -> Units:
+def _of(row: TableRow) -> Units:
     """Zeros, unless they are too many to allocate."""
     return np.zeros(row.spec.count if row.spec.count < 1 << 21 else 0, row.spec.unit)
 

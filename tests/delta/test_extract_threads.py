@@ -31,12 +31,12 @@ _TIGHT = """
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from p2psync.delta.container import ChunkEncoder, decode_chunk
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TensorKind, TableRow, TensorSpec
 
 rng = np.random.default_rng(8)
 old = rng.integers(0, 1 << 14, 20_000).astype(np.uint16)
 new = old + (rng.random(old.size) < 0.05).astype(np.uint16)
-rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]
+rows = [TableRow(TensorSpec(TensorKind.TENSOR, "w", "BF16", (old.size,)), True, True)]
 
 def once(_):
     encoder = ChunkEncoder(rows, block_units=1 << 16, chunk_bytes=1 << 16, profile="tight")

@@ -35,8 +35,8 @@ class Block:
 
 def all_pages() -> list[Path]:
     """Every page of Markdown that people read."""
-    beside = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "examples").rglob("*.md")]
-    return sorted([*beside, *DOCS.rglob("*.md")])
+    further = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "examples").rglob("*.md")]
+    return sorted([*further, *DOCS.rglob("*.md")])
 
 
 def blocks(path: Path) -> Iterator[Block]:

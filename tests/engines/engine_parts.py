@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
+from p2psync.delta.tensors import DTYPE_BITS, TableRow, TensorSpec, Units
 from p2psync.engines.base import Engine, PathStep, Position, Stage
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.protocol.manifest import Manifest, pack_table
@@ -99,7 +99,9 @@ class Run:
     def anchor(self, version: int, checkpoint: Checkpoint | Path) -> PathStep:
         """Publish a version whole."""
         with _opened(checkpoint) as new:
-            rows = [Row(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs]
+            rows = [
+                TableRow(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs
+            ]
             return self._publish(None, version, rows, {}, {spec: new.units(spec) for spec in new.specs})
 
     def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> PathStep:
@@ -112,7 +114,7 @@ class Run:
         self, base: int, version: int, before: Mapping[TensorSpec, Units], after: Mapping[TensorSpec, Units]
     ) -> PathStep:
         """Publish what leads from some tensors to others."""
-        rows = [Row(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
+        rows = [TableRow(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
         return self._publish(base, version, rows, before, after)
 
     def data(self, step: PathStep) -> list[bytes]:
@@ -123,7 +125,7 @@ class Run:
         self,
         base: int | None,
         version: int,
-        rows: list[Row],
+        rows: list[TableRow],
         before: Mapping[TensorSpec, Units],
         after: Mapping[TensorSpec, Units],
     ) -> PathStep:
@@ -179,7 +181,7 @@ def put_all(run: Run, stage: Stage, path: Sequence[PathStep], *, shuffle: int | 
     return len(wanted)
 
 
-def bring(run: Run, engine: Engine, *path: PathStep, shuffle: int | None = None) -> int:
+def commit_path(run: Run, engine: Engine, *path: PathStep, shuffle: int | None = None) -> int:
     """Stage, put and commit a path; returns how many chunks were wanted."""
     stage = engine.stage(path)
     count = put_all(run, stage, path, shuffle=shuffle)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from engine_parts import Run, bring
+from engine_parts import Run, commit_path
 from module_kinds import Extra, Tied
 from module_parts import anchor, version_of
 from torch import nn
@@ -384,5 +384,5 @@ def test_merged_adapters_reach_a_module_without_adapters() -> None:
     model, lora = peft()
     lora.merge()
     plain, run, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Run(), torch.randn(3, 4)
-    bring(run, ModuleEngine(plain), anchor(run, 0, version_of(model)), shuffle=1)
+    commit_path(run, ModuleEngine(plain), anchor(run, 0, version_of(model)), shuffle=1)
     assert torch.equal(plain(x), model.base_model.model(x))

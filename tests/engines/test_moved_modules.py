@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import Run, bring, put_all
+from engine_parts import Run, commit_path, put_all
 from module_kinds import Extra, Tied
 from module_parts import Policy, anchor, bits, stepped, version_of, weights
 from torch import nn
@@ -25,7 +25,7 @@ def brought(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
     versions.append(stepped(versions[0], 1))
     run.delta_of(0, 1, *versions)
     engine = ModuleEngine(module)
-    bring(run, engine, anchor(run, 0, versions[0]), shuffle=1)
+    commit_path(run, engine, anchor(run, 0, versions[0]), shuffle=1)
     return run, engine, versions
 
 
@@ -41,7 +41,7 @@ def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_r
         stage.commit()
     assert weights(versions[0]).items() <= bits(module).items() and engine.position is not None
     assert engine.position.version == 0 and engine.scrub()
-    bring(run, engine, run.steps[0, 1], shuffle=1)
+    commit_path(run, engine, run.steps[0, 1], shuffle=1)
     assert weights(versions[1]).items() <= bits(module).items()
     module.big.data = module.big.data.clone()
     with pytest.raises(EngineError, match="replaced or moved"):
@@ -99,7 +99,7 @@ def test_cached_parametrizations_are_computed_again_after_a_commit() -> None:
     run, x = Run(), torch.randn(3, 4)
     with parametrize.cached():
         assert not torch.equal(module(x), trained(x))
-        bring(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
+        commit_path(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
         assert torch.equal(module(x), trained(x))
 
 
@@ -140,5 +140,5 @@ def test_a_failed_write_of_extra_state_is_undone(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module[1], "set_extra_state", fails_once)
     with pytest.raises(EngineError, match="are as they were"):
-        bring(run, engine, run.steps[0, 1], shuffle=1)
+        commit_path(run, engine, run.steps[0, 1], shuffle=1)
     assert weights(versions[0]) == weights(version_of(module)) and engine.scrub()

@@ -14,7 +14,7 @@ import pytest
 from child_signals import heed_interrupts
 from offline_parts import Files, bf16, contents, model, round_trip, safetensors, scratch, step, write
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.engines.checkpoint.layout import CheckpointLayout
 from p2psync.engines.offline import delta_commands
 from p2psync.errors import (
@@ -201,19 +201,19 @@ def manifest_of(path: Path) -> Manifest:
 
 
 HOSTILE = {
-    "a path that leads outside": TensorSpec(Kind.FILE, "../evil", "U8", (4,)),
-    "an absolute path": TensorSpec(Kind.FILE, "/evil", "U8", (4,)),
-    "a header of a terabyte": TensorSpec(Kind.HEADER, "z.safetensors", "U8", (1 << 40,)),
-    "a file of a terabyte": TensorSpec(Kind.FILE, "z", "U8", (1 << 40,)),
-    "a tensor that no header describes": TensorSpec(Kind.TENSOR, "z", "F64", (1 << 50,)),
-    "a header of zeros": TensorSpec(Kind.HEADER, "z.safetensors", "U8", (100,)),
+    "a path that leads outside": TensorSpec(TensorKind.FILE, "../evil", "U8", (4,)),
+    "an absolute path": TensorSpec(TensorKind.FILE, "/evil", "U8", (4,)),
+    "a header of a terabyte": TensorSpec(TensorKind.HEADER, "z.safetensors", "U8", (1 << 40,)),
+    "a file of a terabyte": TensorSpec(TensorKind.FILE, "z", "U8", (1 << 40,)),
+    "a tensor that no header describes": TensorSpec(TensorKind.TENSOR, "z", "F64", (1 << 50,)),
+    "a header of zeros": TensorSpec(TensorKind.HEADER, "z.safetensors", "U8", (100,)),
 }
 
 
 @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_table_is_refused(place: Path, spec: TensorSpec) -> None:
     round_trip(place, model(3000), step(model(3000)))
-    rows = sorted([*manifest_of(place / "d").rows(), Row(spec, False, True)], key=lambda row: row.spec)
+    rows = sorted([*manifest_of(place / "d").rows(), TableRow(spec, False, True)], key=lambda row: row.spec)
     forged = forge(place, table=pack_table(rows))
     refused(place, P2PSyncError, place / "a", forged, place / "o")
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_ranks import ThreadedRanks, Trained
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.errors import DigestMismatchError, P2PSyncError, RanksError, StoreError
 from p2psync.store import segments
 from p2psync.store.packs import Store
@@ -27,7 +27,7 @@ SHAPES += [("e", "U8", (3, 2)), ("f", "BF16", (703, 3000)), ("g", "BF16", (0, 5)
 
 
 def specs(shapes: list[tuple[str, str, tuple[int, ...]]]) -> list[TensorSpec]:
-    return [TensorSpec(int(Kind.TENSOR), *shape) for shape in shapes]
+    return [TensorSpec(int(TensorKind.TENSOR), *shape) for shape in shapes]
 
 
 @settings(max_examples=8, deadline=None)

@@ -157,9 +157,9 @@ def test_a_node_that_gets_versions_late_gets_fewer_items() -> None:
     for version in range(1, 4):
         made.admit(version, digest(version), 100.0 * version)
         made.put(version, [(f"{version}/{index}", b"") for index in range(40)])
-        for node, lag in (("late", 15.0), ("early", 0.0)):
+        for node, update_delay in (("late", 15.0), ("early", 0.0)):
             made.lease(node, f"{node}-{version}", 1, 100.0 * version, version - 1)
-            made.renew_node(node, 100.0 * version + lag, version)
+            made.renew_node(node, 100.0 * version + update_delay, version)
     made.drop_before(4)
     for node in ("late", "early"):
         made.put(3, [(f"{node}/{index}", b"") for index in range(20)])

@@ -169,7 +169,7 @@ async def test_a_full_ledger_makes_uploads_wait(tmp_path: Path, clock: Clock) ->
         assert await client.complete(work, "a", bytes(10), version=0, digest=DIGEST) == "accepted"
         assert await client.complete(work, "b", bytes(10), version=0, digest=DIGEST) == "full"
         with pytest.raises(HubError, match="is full now"):
-            await client.deliver(work, "b", bytes(10), version=0, digest=DIGEST, patience=0.0)
+            await client.deliver(work, "b", bytes(10), version=0, digest=DIGEST, timeout_seconds=0.0)
         later = asyncio.create_task(client.deliver(work, "b", bytes(10), version=0, digest=DIGEST))
         await until(lambda: service.ledger.counts.refused["full"] > 3)
         assert [done.item.item for done in await service.take(5)] == ["a"]

@@ -88,7 +88,7 @@ def test_an_unreachable_region_gives_no_rate_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ('trainer = "a-9"\n[region.a]\nhosts = 2\nup = 10\n', "is no host"),
         ('trainer = "a-0"\n[region.a]\nhosts = 0\nup = 10\n', "needs a host"),
@@ -99,11 +99,11 @@ def test_an_unreachable_region_gives_no_rate_at_all() -> None:
         ("trainer = ", "wan.toml"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(text)
     with pytest.raises(FormatError) as caught:
         load(file)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -111,7 +111,7 @@ def strange_namespace() -> Iterator[str]:
     namespaces.remove([name])
 
 
-def test_only_the_leftovers_of_a_killed_router_are_removed_by_the_next_network(strange_namespace: str) -> None:
+def test_the_next_network_removes_only_resources_of_killed_routers(strange_namespace: str) -> None:
     with Emulator(TINY) as living:
         killed = Emulator(TINY)
         killed.__enter__()

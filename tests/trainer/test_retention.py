@@ -10,7 +10,7 @@ from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import newest_announcement, resolve, target_key
-from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, anchor_due, to_retire
+from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MAX_ANNOUNCED, anchor_due, to_retire
 
 
 def chain(last: int, size: int = 10, anchor: int = 1000) -> list[Announcement]:
@@ -132,8 +132,8 @@ def test_a_member_far_behind_holds_a_bounded_number_of_small_deltas() -> None:
 def test_retiring_always_leaves_space_for_a_new_version() -> None:
     lineage = chain(5000, size=1, anchor=1 << 30)  # an anchor is long due, and cannot be made
     left = kept(lineage, to_retire(lineage, [member(None), member(0), member(4999)], keep=10_000))
-    assert len(left) == MOST_ANNOUNCED
-    assert lineage[0] in left and left[1:] == lineage[-(MOST_ANNOUNCED - 1) :], "the oldest deltas go"
+    assert len(left) == MAX_ANNOUNCED
+    assert lineage[0] in left and left[1:] == lineage[-(MAX_ANNOUNCED - 1) :], "the oldest deltas go"
     assert "no anchor leads" in anchor_due(left, 1.0)
 
 
@@ -151,7 +151,7 @@ def test_kept_manifests_stay_within_bounds_and_include_the_newest_version(
     lineage = [announcement(v, v - 1, size) for v, size in enumerate(deltas, 1)]
     lineage += [announcement(v, size=1000) for v in anchors if v <= len(deltas)]
     lineage = [msgspec.structs.replace(a, manifest_bytes=manifest_bytes) for a in lineage]
-    gone = to_retire(lineage, map(member, members), keep, most=most, most_bytes=1000)
+    gone = to_retire(lineage, map(member, members), keep, most=most, max_bytes=1000)
     left = kept(lineage, gone)
     newest = newest_announcement(lineage)
     assert newest is None or any(target_key(a) == target_key(newest) for a in left)

@@ -15,7 +15,7 @@ from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
 from p2psync.store.pack import Pack
@@ -100,7 +100,7 @@ def test_no_flips_of_any_dtype_reach_a_version(
     assert isinstance(where, list)
     trainer = StoreWithBuilder(tmp_path_factory.mktemp("bench"))
     try:
-        odd = TensorSpec(int(Kind.TENSOR), "odd", dtype, (30_000,))
+        odd = TensorSpec(int(TensorKind.TENSOR), "odd", dtype, (30_000,))
         source = Arrays(a=10)
         source.bits[odd] = source.rng.integers(0, 256, 30_000 * odd.width, np.uint8).view(odd.unit)
         trainer.builder.make(source)

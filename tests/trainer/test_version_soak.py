@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from reachable_objects import names
-from version_soak import Reading, Soak, open_files
+from version_soak import ResourceUsage, Soak, open_files
 
 from p2psync.store.payloads import MAX_OPEN_PAYLOADS
 
 #: Versions; deltas after which an anchor is due; versions kept for who was away.
 VERSIONS, ANCHOR_DELTAS, KEEP = 120, 10, 4
 #: Of two stores: files open, each with its map, and whatever else a process opens.
-MOST_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
+MAX_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell what is open")
 async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> None:
-    readings: list[Reading] = []
+    readings: list[ResourceUsage] = []
     told: set[bytes] = set()
     others = open_files()  # what earlier tests of this process left open
     async with Soak(tmp_path, anchor_ratio=1e9, anchor_deltas=ANCHOR_DELTAS, keep=KEEP) as soak:
@@ -42,6 +42,6 @@ async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> Non
     for reading in readings:
         assert reading.announced <= reading.packs <= most
         assert reading.actor_packs <= most
-        assert reading.descriptors - others <= MOST_DESCRIPTORS
+        assert reading.descriptors - others <= MAX_DESCRIPTORS
         assert reading.view_bytes <= most * 1200
         assert reading.files <= 3 * 2 * most + 20

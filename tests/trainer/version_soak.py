@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.actor.directory import open_directory
 from p2psync.actor.node import ActorConfig, ActorNode
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
@@ -41,7 +41,7 @@ LIMIT = 600.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class ResourceUsage:
     """What the process and its stores hold after a version.
 
     files, store_bytes: below both stores. announced, view_bytes: of the hub's lineage, and of the view of it that a
@@ -70,7 +70,7 @@ class Soak:
         rng = np.random.default_rng(1)
         self._rng = rng
         self._bits = torch.from_numpy(rng.integers(0, 1 << 15, ELEMENTS, np.int16)).view(torch.bfloat16)
-        spec = TensorSpec(int(Kind.TENSOR), "w", "BF16", (ELEMENTS,))
+        spec = TensorSpec(int(TensorKind.TENSOR), "w", "BF16", (ELEMENTS,))
         self._source = TensorSource({spec: self._bits})
         alone = {"host": "127.0.0.1", "hub_port": 0, "port": 0, "plan": False, "probe": False}
         self.trainer = TrainerNode(
@@ -124,12 +124,12 @@ class Soak:
         ):
             await asyncio.sleep(0.01)
 
-    def reading(self) -> Reading:
+    def reading(self) -> ResourceUsage:
         """Returns the figures now."""
         hub = self.trainer.hub
         assert hub is not None
         files = [path for root in ("trainer", "actor") for path in (self.place / root).rglob("*") if path.is_file()]
-        return Reading(
+        return ResourceUsage(
             version=-1 if self.trainer.position is None else self.trainer.position.version,
             cpu_seconds=time.process_time(),
             descriptors=open_files(),

@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_parts import PATIENCE, Server, save, stepped, trainer
+from vllm_parts import TIMEOUT, Server, save, stepped, trainer
 
 #: What happens in each phase (`kill_points`), and how often about in one version of the model.
 PHASES = {"stage": 2, "journal": 25, "commit": 25, "agree": 2}
@@ -103,7 +103,7 @@ class Trial:
     def watch(self, server: Server, old: Any, new: Any) -> Counter[str]:
         """Ask until the server is gone."""
         counts: Counter[str] = Counter()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while server.healthy():
             with suppress(OSError):
                 kind = self.kind_of(server.complete(limit=_HANGS), old, new)
@@ -139,7 +139,7 @@ def sums(server: Server) -> Any:
 
 def reached(server: Server, version: int) -> None:
     """Wait until a version is live."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (status := server.ask("p2psync/status"))[0]["version"] != version:
         assert time.monotonic() < deadline, f"{status}: {server.told()}"
         time.sleep(0.02)

@@ -34,9 +34,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from architectures import ARCHITECTURES, QUICK, save
 from simulated_amx import hide_amx, simulate_amx
 from vllm_forks import ENVIRONMENT, process_of
-from vllm_parts import PATIENCE, engine_options, trainer
+from vllm_parts import TIMEOUT, engine_options, trainer
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.conductor import commit_now
 
@@ -91,7 +91,7 @@ def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
     shutil.copytree(old, new)
     rng = np.random.default_rng(seed)
     with Checkpoint.open(new, writable=True) as checkpoint:
-        specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+        specs = [spec for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
         moves: dict[bytes, tuple[Any, Any]] = {}
         for spec in specs:
             units = checkpoint.units(spec)
@@ -171,10 +171,10 @@ def commits_parted_head(model: Path) -> None:
         source.publish(model)
         llm = start(model, "bfloat16", amx=False)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, TIMEOUT)
         before = look(llm)
         source.publish(apart)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while "no longer equal" not in (said := llm.collective_rpc("p2psync_status")[0])["trouble"]:
             assert time.monotonic() < deadline, said
             time.sleep(0.05)

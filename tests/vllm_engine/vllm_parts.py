@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
@@ -30,7 +30,7 @@ from p2psync.trainer.versions.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a server may take to start, or a version from its publication to every engine, on a busy machine.
-PATIENCE = 300.0
+TIMEOUT = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
 #: For servers of which several run at a time: no worker process beside the engine's.
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
@@ -84,7 +84,7 @@ def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool =
     rng = np.random.default_rng(seed)
     with Checkpoint.open(new, writable=True) as checkpoint:
         for spec in checkpoint.specs:
-            if spec.kind != Kind.TENSOR:
+            if spec.kind != TensorKind.TENSOR:
                 continue
             units = checkpoint.units(spec)
             where = rng.integers(0, units.size, max(1, int(units.size * share)))
@@ -193,7 +193,7 @@ async def status(llm: Any) -> dict[str, Any]:
 
 async def reached(llm: Any, version: int) -> None:
     """Wait until a version is live."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while (await status(llm))["version"] != version:  # noqa: ASYNC110 - another process is asked
             await asyncio.sleep(0.02)
 
@@ -248,7 +248,7 @@ class Server:
 
     def ready(self) -> None:
         """Wait until it serves."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not self.healthy():
             assert self.process.poll() is None, self.told()
             assert time.monotonic() < deadline, self.told()
@@ -266,14 +266,14 @@ class Server:
         except OSError:
             return False
 
-    def ask(self, route: str, body: object = None, limit: float = PATIENCE) -> Any:
+    def ask(self, route: str, body: object = None, limit: float = TIMEOUT) -> Any:
         """GET, or POST of a body. Raises OSError, and TimeoutError after `limit` seconds of silence."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{route}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=limit) as answer:
             return json.loads(answer.read() or b"null")
 
-    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = PATIENCE) -> Any:
+    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = TIMEOUT) -> Any:
         """A greedy completion with logprobs."""
         body = {"model": "policy", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
         choice = self.ask("v1/completions", body | {"ignore_eos": True}, limit)["choices"][0]

@@ -23,7 +23,7 @@ from p2psync.delta.algebra import apply_block, apply_with_digest, densify
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
@@ -84,7 +84,7 @@ class RankBuilder:
         Returns its pack and how long encoding took (seconds); None if no bit differs. new: reads the shards.
         check_stopped: raises to give the version up. Raises `P2PSyncError`; then no rank has the version.
         """
-        rows = [Row(spec, True, True) for spec in self._specs]
+        rows = [TableRow(spec, True, True) for spec in self._specs]
         owners, rank = self.layout.delta_owners, self.ranks.rank
         scanner = ShardScanner(self.layout, rank, rows, self._units)
         self.moved_bytes = 0
@@ -153,7 +153,7 @@ class RankBuilder:
         came = self.ranks.exchange(packed)
         return [chunk for part in came if part for chunk in msgspec.msgpack.decode(part, type=list[bytes])]
 
-    def _encode(self, encode: Encoding, rows: Sequence[Row], mine: Sequence[Block], came: Sequence[bytes]) -> None:
+    def _encode(self, encode: Encoding, rows: Sequence[TableRow], mine: Sequence[Block], came: Sequence[bytes]) -> None:
         parts = [*mine, *decode_partial_blocks(came, self.layout, self.ranks.rank, rows)]
         for row, found in groupby(merge_partial_blocks(parts, self._units), key=lambda one: one.block.row):
             encode.take_found(row, found, partial(self._units, row))
@@ -176,7 +176,7 @@ class RankBuilder:
     # ---- an anchor -------------------------------------------------------------------------------------------------
 
     def _build_anchor(self, position: Position) -> Pack:
-        rows = [Row(spec, False, True) for spec in self._specs]
+        rows = [TableRow(spec, False, True) for spec in self._specs]
         rank = self.ranks.rank
         self._fetch_ranges(self.layout.lacking_for_anchor)
         with self._drafted() as draft:

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 from p2psync.errors import DigestMismatchError, FormatError, StoreError
 from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Announcement
@@ -43,7 +43,7 @@ from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
 from p2psync.trainer.versions.delta_records import DeltaRecords
-from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, compare_whole, pack_name
+from p2psync.trainer.versions.pack_reader import UnreadableError, chunk_reader, compare_whole, pack_name
 from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
 from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
@@ -281,7 +281,7 @@ class LocalVersionBuilder:
         live = self.position
         if live is None:
             raise StoreError("there is no version to write out yet")
-        rows = [Row(spec, False, True) for spec in self.snapshot.specs]
+        rows = [TableRow(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
             encode, _ = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
@@ -303,7 +303,7 @@ class LocalVersionBuilder:
     def _encode(
         self,
         draft: Draft,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         source: Source,
         given_up: Callable[[], bool],
         rate: float,

@@ -13,7 +13,7 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.records import Member
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.pack_reading import pack_name
+from p2psync.trainer.versions.pack_reader import pack_name
 
 #: How often the hub is asked whether an actor runs the newest version, until one does (seconds).
 LOOK_EVERY = 3.0
@@ -24,7 +24,7 @@ REPLACE_AFTER = 3.0
 class TaskRunner(Protocol):
     """Runs tasks as long as a node runs."""
 
-    def run_beside(self, coroutine: Coroutine[object, object, None]) -> None: ...
+    def start_task(self, coroutine: Coroutine[object, object, None]) -> None: ...
 
 
 class PublishingNode(Protocol):
@@ -73,7 +73,7 @@ class Replacement:
         """Take in that a chunk of this manifest is damaged here; withdraw the manifest if no peer sends it soon."""
         if id not in self._losses:
             self._losses.add(id)
-            self._node.runner.run_beside(self._replace(id))
+            self._node.runner.start_task(self._replace(id))
 
     async def _replace(self, id: bytes) -> None:
         await asyncio.sleep(REPLACE_AFTER)

@@ -26,12 +26,12 @@ UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 class CheckpointFault:
     """Why a checkpoint cannot be published as it is.
 
-    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
+    report_after: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
     people should act.
     """
 
     reason: str
-    patience: float = 0.0
+    report_after: float = 0.0
     passing: bool = True
     warning: bool = True
 

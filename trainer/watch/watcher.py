@@ -217,7 +217,7 @@ class CheckpointWatcher:
         quiet = self._now - seen.since
         if candidate.fault is not None:
             fault = candidate.fault
-            if quiet >= max(self.settle, fault.patience):
+            if quiet >= max(self.settle, fault.report_after):
                 what = "not complete yet" if fault.passing else "not taken"
                 self._notices.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
             return False

@@ -97,9 +97,9 @@ class FindProgress(NamedTuple):
 class ChangeFinder:
     """Finds changes and collects the tight blocks of the current chunk; at most one block waits for the next chunk."""
 
-    def __init__(self, limit: int, most_blocks: int) -> None:
-        """limit: intended maximum bytes of a chunk. most_blocks: blocks of any kind in a chunk, at most."""
-        self._bounds = np.array([limit, min(12 * limit, MAX_TIGHT_CHANGES), most_blocks], np.int64)
+    def __init__(self, limit: int, max_blocks: int) -> None:
+        """limit: intended maximum bytes of a chunk. max_blocks: blocks of any kind in a chunk, at most."""
+        self._bounds = np.array([limit, min(12 * limit, MAX_TIGHT_CHANGES), max_blocks], np.int64)
         self._classes = ClassChooser()
         self._dense = False
         self._scratch: ScratchBuffers | None = None
