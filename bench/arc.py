@@ -29,7 +29,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 def missing() -> str | None:
-    """Why it cannot be run here; None if it can."""
+    """Returns why it cannot be run here; None if it can."""
     try:
         importlib.import_module("fireworks_delta_compression")
     except ImportError as error:

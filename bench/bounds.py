@@ -154,7 +154,7 @@ def _join_exponents(table: _Counts, changed: _Counts) -> _Counts:
 
 
 def _age_classes(step: int) -> NDArray[np.uint8]:
-    """For each step that may have changed a unit last, the class of its age at `step`; 0 is never."""
+    """Returns for each step that may have changed a unit last, the class of its age at `step`; 0 is never."""
     classes = np.full(256, _NEVER, np.uint8)
     for last in range(1, step):
         classes[last] = np.searchsorted(AGES, step - last)

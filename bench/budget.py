@@ -1,4 +1,4 @@
-"""How long a large model takes, scaled from a smaller pair that was measured."""
+"""Scales the times of a measured pair of versions to a larger model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, other formats and
-reading.
+"""Measures the size and speed of the codec on deltas of real training and on drawn ones, against bounds, other formats
+and merely reading.
 
 Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
 two readings of both copies and reported as a ratio to them; the tables show medians. Nothing here asserts a time.
@@ -29,7 +29,8 @@ _MEBIBYTE = 1 << 20
 TIGHT_PAST = "tight-history"
 FORMATS = (*baselines.BASELINES, arc.ARC)
 BASELINE_NAMES = tuple(baseline.name for baseline in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
-#: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
+#: Only models of at least so many bytes are timed: both copies of a smaller one fit into caches, so its reading time
+#: says nothing about a real model.
 MIN_TIMED_BYTES = 64 * 10**6
 #: Drawn deltas of a run that names no density: one as RL makes them, and such as other training makes.
 DENSITIES = (0.01, 0.10, 0.25, 0.50)
@@ -246,7 +247,7 @@ def _first_call(options: CodecOptions) -> float:
 
 
 def cpu_name() -> str:
-    """As Linux tells it."""
+    """Returns the processor's model name, from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -15,7 +15,7 @@ Bits = NDArray[np.uint16]
 
 @dataclass(frozen=True)
 class ModelHistory:
-    """Of every unit of a model, tensor after tensor: the step that changed it last (0: none), and whether upwards."""
+    """The last change of every unit of a model, tensor after tensor: its step (0: none), and whether it went up."""
 
     last: NDArray[np.uint8]
     rose: NDArray[np.bool_]

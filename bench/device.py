@@ -1,4 +1,4 @@
-"""How fast are extraction and apply on a GPU, beside copying there? Prints JSON; nothing is asserted of times.
+"""Measures extraction and apply on a GPU, against copying there. Prints JSON; asserts no times.
 
     python -m p2psync.bench.device [--size 2GB] [--density 0.01] [--rounds 5] [--device cuda]
 
@@ -57,9 +57,9 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes read and written by copying one version on the device."""
     finders: list[Rates]
     gather_seconds: float
-    """Old bits to the host, beside serving."""
+    """Old bits to the host, while the device serves."""
     prepare_seconds: float
-    """New bits and positions to the device, beside serving."""
+    """New bits and positions to the device, while it serves."""
     write_seconds: float
     """The work in a commit's pause."""
     write_rate: float

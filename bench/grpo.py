@@ -98,7 +98,7 @@ class Trajectory:
         self._publish()
 
     def start(self) -> InitialPolicy:
-        """What is published before the first step, and what is trained, in words."""
+        """Returns the bits published before the first step, and a description of the training task."""
         task = self._subject.task
         about = (
             f"{self._subject.about}; GRPO, {task.prompts} prompts × {task.group_size} samples of at most "

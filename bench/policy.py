@@ -58,7 +58,7 @@ def model_rows(model_bytes: int) -> list[TableRow]:
 def draw_step(
     rows: list[TableRow], density: float, seed: int
 ) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
-    """For each row its units before and after one step in which `density` of the matrices' units change.
+    """Returns for each row its units before and after one step in which `density` of the matrices' units change.
 
     Norm weights are ones and do not change, as in real steps. Rows are drawn side by side on all cores, each from a
     generator of its own.

@@ -47,7 +47,7 @@ class ProbeState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def run(setup: ProbeSetup) -> None:
-    """Until SIGTERM."""
+    """Runs the node until SIGTERM."""
     info = setup.info
     congestion = choose_congestion(setup.congestion)
     measuring: Measuring

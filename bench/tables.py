@@ -14,7 +14,7 @@ COMPARED = ("sparrow", "pulse", "dense", "nemo", "xor", "arc3")
 
 
 def print_codec_report(report: CodecReport, console: Console | None = None) -> None:
-    """For each delta sizes and speeds; all deltas at a glance; the budget of a large model; what it was measured on."""
+    """Prints sizes and speeds of each delta, an overview, the budget of a large model, and the machine."""
     console = console or Console()
     for delta in report.deltas:
         _print_delta(delta, console)

@@ -37,7 +37,7 @@ from p2psync.trainer.vllm_engine import P2PSyncTrainerEngine, P2PSyncTrainerInit
 
 
 class Given(WeightSource):
-    """What TRL gathered, PEFT, FSDP and DeepSpeed seen to; rounded to what the servers run."""
+    """The tensors that TRL gathered (through PEFT, FSDP or DeepSpeed), rounded to the dtypes that the servers run."""
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []

@@ -17,7 +17,7 @@ _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 
 
 def is_service_link(value: str) -> bool:
-    """Whether a variable's value is what Kubernetes sets for a service's port."""
+    """Returns whether a variable's value is what Kubernetes sets for a service's port."""
     return _SERVICE_LINK.match(value) is not None
 
 

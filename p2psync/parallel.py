@@ -72,7 +72,7 @@ class InOrder(Generic[_R]):
         self._waiting: deque[Future[_R]] = deque()
 
     def ask(self, call: Callable[[], _R]) -> None:
-        """Have it called. Raises what an earlier call raised."""
+        """Submits a call. Raises the error of an earlier call."""
         if self._threads == 1:
             self._consume(call())
             return

@@ -33,7 +33,7 @@ CODEC = Path(__file__).parent / "delta"
 
 
 def compiled() -> bool:
-    """Whether some process has compiled the codec for this machine."""
+    """Returns whether some process has compiled the codec for this machine."""
     stamp = stamp_file()
     return stamp is not None and stamp.exists()
 
@@ -47,7 +47,7 @@ class Warmup:
         self._stopped = False
 
     def run(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
-        """Have the codec compiled, if it is not yet, and load it.
+        """Compiles the codec, if that is not done yet, and loads it.
 
         tell: called with the seconds waited so far, at once and every few seconds while the codec is being compiled.
         Returns early after `stop`. Where nothing can be kept on the disk, this process compiles for itself.
@@ -59,7 +59,7 @@ class Warmup:
             warm()
 
     def compile(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
-        """Have the codec compiled by another process, if it is not yet, and load nothing; `tell` as of `run`."""
+        """Compiles the codec in another process, if that is not done yet, and loads nothing. tell: see `run`."""
         if not compiled():
             self._compile(tell)
 

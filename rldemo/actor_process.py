@@ -40,7 +40,7 @@ class Worker:
         self.stop = threading.Event()
 
     def run(self) -> None:
-        """Until `stop` is set."""
+        """Works until `stop` is set."""
         with self.subscriber.serving():
             pass  # the first version has come
         while not self.stop.is_set():

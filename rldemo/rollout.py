@@ -15,7 +15,7 @@ from p2psync.rldemo.task import EOS, decode, encode, reward, sample_prompts
 
 
 class RolloutTask(msgspec.Struct, frozen=True):
-    """Some prompts, each to be answered `group_size` times. The seed makes the answers repeatable anywhere."""
+    """Prompts, each to be answered `group_size` times. The seed makes the answers repeatable anywhere."""
 
     item_id: int
     seed: int

@@ -17,14 +17,14 @@ from p2psync import ActorConfig, HubConfig, LedgerConfig, TrainerConfig, errors
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = (ActorConfig, HubConfig, LedgerConfig, TrainerConfig)
-#: What importing p2psync must not load.
+#: Modules that importing p2psync must not load.
 HEAVY = ("torch", "numpy", "numba", "asyncio", "aiohttp", "msgspec", "cryptography", "p2psync.trainer", "p2psync.actor")
 #: Seconds that importing p2psync may take beyond starting Python.
 MAX_IMPORT_SECONDS = 0.15
 
 
 def fresh(code: str, folder: Path) -> str:
-    """What code prints in a fresh interpreter, started in a folder."""
+    """Returns the output of code run by a fresh interpreter in a folder."""
     command = [sys.executable, "-c", code]
     paths = {"PYTHONPATH": f"{folder}:{ROOT}"}
     done = subprocess.run(command, cwd=folder, env=paths, capture_output=True, text=True, check=False)
@@ -111,7 +111,7 @@ def test_every_field_of_a_configuration_has_a_line_with_its_default(config: type
 
 
 def _same(text: str, value: object) -> bool:
-    """Whether the documentation's words for a default mean this value."""
+    """Returns whether the documentation's words for a default mean this value."""
     words: dict[object, str] = {True: "yes", False: "no", None: "none", "": '""'}
     if isinstance(value, bool) or value is None or value == "":
         return text == words[value]

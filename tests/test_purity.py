@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of docs/concepts/architecture.md, held by reading every file's imports."""
+"""Packages import only those that docs/concepts/architecture.md allows; every file's imports are read."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def uses_only_thread_locals(path: Path) -> bool:
 
 
 def name(path: Path) -> str:
-    """How a failure names a file."""
+    """Returns the name of a file in failures."""
     return str(path.relative_to(ROOT))
 
 
@@ -137,7 +137,7 @@ def test_nothing_is_pickled(path: Path) -> None:
 
 
 def loaded_after(statement: str, *modules: str) -> list[str]:
-    """Which of these modules a fresh interpreter has loaded after a statement."""
+    """Returns which of these modules a fresh interpreter has loaded after a statement."""
     code = f"import sys\n{statement}\nprint(*(m for m in {modules!r} if m in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return run.stdout.split()
@@ -155,7 +155,7 @@ def package_of(module: str) -> str:
 
 
 def test_importing_the_pure_packages_loads_no_event_loop() -> None:
-    # What the libraries that the pure rooms build on load by themselves is not ours.
+    # Modules that the libraries of the pure packages load by themselves are allowed.
     libraries = "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard"
     suspects = ("asyncio", "ssl", "aiohttp", "uvloop", "torch", "vllm", "multiprocessing.pool", "http.client")
     modules = [module_of(path) for path in files(*(f"p2psync/{package}" for package in PURE_PACKAGES))]

@@ -1,4 +1,4 @@
-"""With P2PSYNC_NO_SKIPS=1 a run fails for a skip whose reason names nothing that a machine may lack."""
+"""The skip watch, on with P2PSYNC_NO_SKIPS=1, fails a run for skips whose reason names nothing that may be missing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from p2psync.warmup import Warmup, compiled
 
 @pytest.fixture(autouse=True)
 def fresh_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where no process has left a stamp; numba's cache is the suite's own."""
+    """Hides the stamps of earlier processes; numba's cache is the suite's own."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 

@@ -1,4 +1,4 @@
-"""Which actors run a version, and which are still missing. Pure."""
+"""Counts the actors that run a version, and names those that do not yet. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Adoption:
     waiting: tuple[Member, ...]
 
     def reached(self, actors: int) -> bool:
-        """Whether at least `actors` actors run it."""
+        """Returns whether at least `actors` actors run it."""
         return self.running >= actors
 
     def out_of_time(self, actors: int, timeout: float, *, announced: bool) -> str:
@@ -37,7 +37,7 @@ class Adoption:
         return f"after {timeout:g} s {self}{lacking}; it stays announced: publish again to seed it"
 
     def __str__(self) -> str:
-        """Which actors are missing, as a part of a line."""
+        """Returns which actors are missing, as a part of a line."""
         if not self.waiting:
             return f"{self.running} of {self.running} actors run version {self.version}"
         named = ", ".join(_named(member) for member in self.waiting[:MAX_NAMED])

@@ -327,7 +327,7 @@ class TrainerNode:
 
     @property
     def adoption(self) -> Adoption:
-        """Which actors run the newest version, as `until_running` saw it last."""
+        """The actors that run the newest version, as `until_running` saw them last."""
         return self._adoption_watch.latest
 
     @property

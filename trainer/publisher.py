@@ -153,7 +153,7 @@ class Publisher:
 
     @property
     def hub_url(self) -> str:
-        """Where actors join."""
+        """The URL where actors join."""
         return self.node.hub_url
 
     @property

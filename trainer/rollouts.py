@@ -89,7 +89,7 @@ class Rollouts:
 
     @property
     def service(self) -> LedgerService:
-        """For its loop only; once the publisher has started."""
+        """The ledger's service, once the publisher has started; to be used on its loop only."""
         if self._service is None:
             raise UsageError("rollouts belong to a publisher: Publisher(…, rollouts=rollouts), and enter it")
         return self._service

@@ -56,7 +56,7 @@ _Places = list[tuple[torch.Tensor, np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 def _places(worker: Any) -> _Places:
-    """For each live parameter where the last commit wrote, and what: found by looking, not asked of the engine."""
+    """Returns the positions and bits that the last commit wrote into each live parameter, found by comparing copies."""
     before = getattr(worker, "_p2psync_before", None)
     if before is None:
         _scatter([(torch.zeros(1, dtype=torch.bfloat16), np.zeros(1, np.uint32), np.zeros(1, np.uint16))])  # compiled

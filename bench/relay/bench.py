@@ -162,7 +162,7 @@ def _measure(trial: Trial, wires: Wires, passage: Passage, limit: float) -> Pass
 
 
 def _until_done(trial: Trial, deadline: float) -> str:
-    """Until relay and leaves have everything; what went wrong."""
+    """Waits until relay and leaves have everything. Returns the fault, "" if there is none."""
     while any(host not in trial.finished() for host in trial.track.receivers):
         if trouble := trial.trouble():
             return trouble

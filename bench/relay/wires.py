@@ -50,7 +50,7 @@ class Wires(EmulatedNetwork):
         self._lock = -1
 
     def __enter__(self) -> Wires:
-        # What others that were killed have left behind; as the emulator does it, whose names these are.
+        # Networks of killed runs are removed first, as by the emulator, whose names are used here.
         reason = namespaces.missing()
         if reason is not None:
             raise P2PSyncError(reason)

@@ -63,7 +63,7 @@ class Owed:
             self._seconds += seconds
 
     def take(self, most: float) -> float:
-        """Some of them, which are owed no more."""
+        """Takes up to `most` of the owed seconds; returns how many."""
         with self._lock:
             taken = min(self._seconds, most)
             self._seconds -= taken

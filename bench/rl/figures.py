@@ -56,7 +56,7 @@ def figures(
 
 
 def idle(spent: Sequence[Sequence[SlotTimes]], begin: float, end: float) -> Idle:
-    """How the time of all actors was spent between two moments."""
+    """Returns the shares of all actors' time that each activity took between two moments."""
     total, parts = 0.0, [0.0] * len(_WAYS)
     for notes in spent:
         inside = [note for note in notes if begin <= note.at <= end]

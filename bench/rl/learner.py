@@ -88,7 +88,7 @@ class PacedLearner:
         self._hashes = {0: sha256(self._module)}
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Runs until standard input ends."""
         task = self._task
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(task.key))
         config = TrainerConfig(

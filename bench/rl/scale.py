@@ -82,7 +82,7 @@ class LoopOptions:
 
     @property
     def tokens(self) -> float:
-        """Of one prompt's answers, on average."""
+        """The mean number of tokens in the answers to one prompt."""
         return self.speed / self.slots * self.answer
 
     @property
@@ -104,7 +104,7 @@ class LoopOptions:
         return min(self.machine_share, _BURNT_SHARE * cores / actors)
 
     def steps_of(self, way: str) -> int:
-        """How many steps a run of this kind has."""
+        """Returns how many steps a run of this kind has."""
         return self.full_steps if way in FULL_WAYS else self.steps
 
 

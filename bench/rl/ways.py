@@ -45,7 +45,7 @@ class Board:
         return int(_NUMBER.unpack_from(self._map)[0])
 
     def put_up(self, version: int) -> None:
-        """For all to see."""
+        """Makes a version the one that all readers of the board see."""
         _NUMBER.pack_into(self._map, 0, version)
 
 

@@ -239,7 +239,7 @@ class FaultyWorld:
         return self.rng.uniform(0.001, self._slow) * (10 if self.rng.random() < 0.02 else 1)
 
     def run(self) -> LedgerHistory:
-        """Until all steps are saved. Raises `Broken`."""
+        """Runs until all steps are saved. Raises `Broken`."""
         self.trainer.start()
         for actor in self.actors:
             self.clock.after(self.rng.uniform(0, 2), actor.start)
@@ -284,7 +284,7 @@ class FaultyWorld:
         self.clock.after(self.rng.uniform(0.5, 15.0), lambda: setattr(actor, "cut", False))
 
     def _stick(self) -> None:
-        """It renews its lease, and does nothing else."""
+        """Makes a random actor hang for a while: it only renews its lease."""
         actor = self.rng.choice(self.actors)
         actor.stuck = True
 

@@ -47,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a case went. seconds: of each step. ideal: of all, if every actor worked at full rate to each step's end.
+    """The outcome of a case. seconds: of each step. ideal: of all steps, if every actor always worked at full rate.
 
     hedged: grants of items that somebody else held. wasted: share of all generated tokens that did not count.
     """

@@ -25,12 +25,12 @@ class Broken(Exception):
 
 
 def digest_of(version: int) -> str:
-    """Of the weights that were published as `version`."""
+    """Returns the digest of a published version (hex)."""
     return f"{version:032x}"
 
 
 class EventClock:
-    """Virtual time, and what is to happen."""
+    """Virtual time, and the queue of events."""
 
     def __init__(self) -> None:
         self.now = 0.0

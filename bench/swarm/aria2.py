@@ -135,7 +135,7 @@ class Aria2(Trial):
                 time.sleep(0.05)
 
     def _connections(self, host: str) -> int:
-        """With how many peers a client is connected."""
+        """Returns how many peers a client is connected to."""
         call = self._calls[host]
         call.sendall(_request("aria2.tellActive"))
         answer = HTTPResponse(call)

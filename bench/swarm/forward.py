@@ -11,7 +11,7 @@ import sys
 
 
 async def main(address: str, port: int, to_address: str, to_port: int) -> None:
-    """Until killed."""
+    """Forwards connections until it is killed."""
 
     async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):

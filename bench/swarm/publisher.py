@@ -117,7 +117,7 @@ class RacePublisher:
         self._factor = 1.0
 
     async def run(self) -> None:
-        """Until standard input ends."""
+        """Runs until standard input ends."""
         options = self._options
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(options.key))
         config = TrainerConfig(
@@ -201,7 +201,7 @@ def least_bytes(changed: int, count: int) -> float:
 
 
 def count_for(nbytes: float, count: int) -> int:
-    """How many of `count` units may change so that it takes so many bytes: half of them at most."""
+    """Returns how many of `count` units may change so that it takes so many bytes: half of them at most."""
     return bisect.bisect(range(1, count // 2), nbytes, key=lambda changed: least_bytes(changed, count))
 
 

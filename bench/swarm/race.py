@@ -112,7 +112,7 @@ class Race:
         )
 
     def _is_hopeless(self, name: str, cold: bool) -> bool:
-        """Whether this is another contender that was over the limit once: it is not waited for again."""
+        """Returns whether this is another contender that was over the limit once: it is not waited for again."""
         return name != P2PSYNC and any(
             (run.contender, run.cold) == (name, cold) and run.over_limit for run in self.runs
         )
@@ -214,7 +214,7 @@ class _Timing:
         return begin
 
     def _until_done(self, begin: float) -> tuple[str, str]:
-        """Until the last receiver has everything: what went wrong, and what was done."""
+        """Waits until the last receiver has everything. Returns the fault, "" if none, and the injected event."""
         trial, done = self._trial, ""
         step = max(_MIN_STEP_SECONDS, least_makespan(trial.track.topology, trial.track.payload_bytes) / _SAMPLES)
         pending, next_sample = self._fault, begin

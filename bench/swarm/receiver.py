@@ -37,7 +37,7 @@ class ReceiverOptions(msgspec.Struct, frozen=True):
 
 
 async def main(options: ReceiverOptions) -> None:
-    """Until standard input ends."""
+    """Runs until standard input ends."""
     config = ActorConfig(
         hub_url=options.hub,
         trusted=frozenset({parse_public(options.public)}),

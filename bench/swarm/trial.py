@@ -46,7 +46,7 @@ class Track:
 
     @property
     def met_at(self) -> str:
-        """Where a tracker or the hub is asked for."""
+        """The host of the tracker or hub."""
         return self.meeting or self.trainer
 
     @property
@@ -97,7 +97,7 @@ class Trial(ABC):
 
     @abstractmethod
     def trouble(self) -> str:
-        """Why this cannot come to an end any more, in one line; "" while it may."""
+        """Returns why this cannot come to an end any more, in one line; "" while it may."""
 
     def unsound(self, hosts: Sequence[str]) -> list[str]:
         """Returns the receivers whose bytes differ from the payload."""
@@ -112,7 +112,7 @@ class Trial(ABC):
         """The file that a receiver has got."""
 
     def planned(self) -> list[float]:
-        """When another plan came into use."""
+        """Returns the times at which the nodes began to use another plan."""
         return []
 
     def plan_rate(self, at: float) -> float | None:
@@ -120,12 +120,12 @@ class Trial(ABC):
         return None
 
     def connectable(self) -> dict[str, int]:
-        """With how many others each host can be connected."""
+        """Returns how many other hosts each host can be connected to."""
         network = from_topology(self.track.topology)
         return dict(zip(network.names, map(int, network.connections().sum(axis=0)), strict=True))
 
     def connect_until(self, deadline: float) -> float:
-        """When a torrent's processes are waited for no longer, whoever is not connected by then."""
+        """Returns the time until which the trial waits for connections between a torrent's processes."""
         return min(deadline, time.monotonic() + max(CONNECT, self.track.settle))
 
     def more(self, end: float) -> dict[str, float]:

@@ -21,7 +21,7 @@ STARTING = 600.0
 
 
 class RolloutEngine(Protocol):
-    """The settings of the actor's engine."""
+    """An engine that answers prompts, in this process or behind a server."""
 
     controls: LLMControls | HTTPControls
 
@@ -32,7 +32,7 @@ class RolloutEngine(Protocol):
         """vLLM's own sums over each live parameter."""
 
     async def reload(self, checkpoint: Path) -> None:
-        """Have vLLM's own loader load a checkpoint."""
+        """Loads a checkpoint by vLLM's own loader."""
 
 
 class InProcess:
@@ -127,7 +127,7 @@ async def in_process(
         "dtype": "bfloat16",
         "max_model_len": 512,
         "skip_tokenizer_init": True,
-        # What the learner compares with: after temperature and the like.
+        # The learner needs log-probabilities after temperature and other processing.
         "logprobs_mode": "processed_logprobs",
         **json.loads(options),
     }

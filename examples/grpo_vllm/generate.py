@@ -52,7 +52,7 @@ class Actor:
         self.verdicts: dict[str, int] = {}
 
     async def run(self, concurrency: int) -> None:
-        """Until cancelled."""
+        """Runs so many workers until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrency):
                 group.create_task(self._worker())
@@ -79,7 +79,7 @@ class Actor:
 
 
 async def check(actor: Actor, checkpoint: Path) -> bool:
-    """Whether the live weights are those of a checkpoint, by vLLM's own loader and sums."""
+    """Returns whether the live weights are those of a checkpoint, by vLLM's own loader and sums."""
     live, version = await actor.engine.checksums(), (await actor.work.live.read()).position.version
     await actor.engine.reload(checkpoint)
     same = live == await actor.engine.checksums()

@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--vllm", default=SMALL, help="engine arguments (JSON); default: %(default)s")
     parser.add_argument("trainer", nargs="*", help="after --: further flags of train.py")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaving contexts ends processes
     with tempfile.TemporaryDirectory(prefix="p2psync-grpo-") as folder:
         sys.exit(0 if run(args, Path(folder)) else 1)
 

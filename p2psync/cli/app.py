@@ -131,7 +131,7 @@ def run() -> int:
 
 
 def _one_line(refusal: Any) -> str:
-    """Why typer refuses the command line, and where to read on."""
+    """Returns why typer refuses the command line, and where to read on."""
     text = " ".join(refusal.format_message().split()).rstrip(".")
     text = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", text)
     text = text[:1].lower() + text[1:]

@@ -9,7 +9,7 @@ import typer
 
 
 class Backlog(StrEnum):
-    """Which checkpoints are published where several wait."""
+    """The choice of checkpoints to publish if several wait."""
 
     newest = "newest"
     all = "all"

@@ -53,7 +53,7 @@ def refused(context: Any, error: BadParameter) -> UsageError | None:
 
 
 def name_variable(context: Any, error: P2PSyncError) -> None:
-    """Have an error that names an option, or its value, name the variable too that gave it."""
+    """Adds the environment variable to an error that names an option, or its value, which that variable gave."""
     text = str(error)
     for option in _from_environment(context):
         variable, value = _variable(context, option.name or ""), _value(context, option.name or "")
@@ -73,7 +73,7 @@ class Command(TyperCommand):
     """A command."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As `TyperCommand`."""
+        """See `TyperCommand`."""
         super().__init__(*args, **options)
         _hide_variables(self)
 
@@ -110,7 +110,7 @@ class CommandGroup(TyperGroup):
     """A group of commands with options of its own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As `TyperGroup`."""
+        """See `TyperGroup`."""
         super().__init__(*args, **options)
         _hide_variables(self)
 

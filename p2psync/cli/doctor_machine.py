@@ -77,7 +77,7 @@ def processor(proc: Path) -> Finding:
 
 
 def memory(proc: Path) -> Finding:
-    """How much memory there is, and how fast all cores together read it."""
+    """Measures the memory: its size, and how fast all cores together read it."""
     try:
         fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))

@@ -52,7 +52,7 @@ def congestion(ipv4: Path, usable: Callable[[str], bool] = tcp.offers) -> Findin
 
 
 def buffers(ipv4: Path, name: str, way: str) -> Finding:
-    """Whether one stream fills 1 Gbit/s over 100 ms."""
+    """Checks whether one stream fills 1 Gbit/s over 100 ms."""
     label = f"{name} maximum"
     try:
         low, usual, most = (int(word) for word in (ipv4 / name).read_text().split())
@@ -78,7 +78,7 @@ def open_files(limits: tuple[int, int]) -> Finding:
 
 
 def free_port(port: int, whose: str) -> Finding:
-    """Whether the port that a daemon listens on, unless told otherwise, is free."""
+    """Checks whether the port that a daemon listens on, unless told otherwise, is free."""
     name = f"port {port}"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -20,7 +20,7 @@ MAX_BODY_BLOCKS = 1 << 15
 
 
 class BlockMode(IntEnum):
-    """How a block's positions and steps are coded."""
+    """The coding of a block's positions and steps."""
 
     CODES = 0
     """Gaps; steps as two-bit codes with escapes."""

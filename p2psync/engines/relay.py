@@ -24,7 +24,7 @@ from p2psync.store.records import recover_record, save_record
 
 
 class _RelayRecord(msgspec.Struct, frozen=True):
-    """Where a relay is. manifests: ids (hex) of the path of the last commit."""
+    """The durable position of a relay. manifests: ids (hex) of the path of the last commit."""
 
     position: Position
     manifests: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]]

@@ -27,7 +27,7 @@ _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
 
 
 def is_hex(text: str, digits: int) -> bool:
-    """Whether `text` is exactly `digits` lower-case hex digits."""
+    """Returns whether `text` is exactly `digits` lower-case hex digits."""
     return len(text) == digits and all(c in "0123456789abcdef" for c in text)
 
 

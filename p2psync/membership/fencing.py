@@ -117,7 +117,7 @@ class Fence:
         raise LeaseError("this hub knows no such claim, it may have been restarted; claim the run again")
 
     def is_current(self, token: str) -> bool:
-        """Whether `token` is the claimant's. Takes constant time for every wrong token of the same length."""
+        """Returns whether `token` is the claimant's. Takes constant time for every wrong token of the same length."""
         return self.claimant is not None and hmac.compare_digest(
             self.claimant.token.encode(), token.encode("utf-8", "surrogatepass")
         )

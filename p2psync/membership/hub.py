@@ -240,7 +240,7 @@ class HubCore:
         return ended
 
     def next_expiry(self) -> float | None:
-        """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
+        """Returns when `expire` is due next (seconds on the clock of `now`), None while there are no members."""
         times = self._leases.next_expiry(), self._suspicion.next()
         return min((time for time in times if time is not None), default=None)
 
@@ -275,7 +275,7 @@ class HubCore:
         return Claimed(token=token, epoch=request.epoch)
 
     def holds_claim(self, token: str) -> bool:
-        """Whether `token` is the live claimant's."""
+        """Returns whether `token` is the live claimant's."""
         return self._fence.is_current(token)
 
     def announce(self, request: Announce, *, now: float) -> Announced:
@@ -351,7 +351,7 @@ class HubCore:
         return {held.member.info.node: held.statistics for held in self._leases.held() if held.statistics is not None}
 
     def next_plan(self) -> float:
-        """When `begin_plan` is due next (seconds); inf while none is wanted."""
+        """Returns when `begin_plan` is due next (seconds); inf while none is wanted."""
         return self._planning.due
 
     def begin_plan(self, now: float) -> PlanTask | None:
@@ -451,7 +451,7 @@ class HubCore:
         self._planning.members_changed(len(self), now, gone=gone)
 
     def _all_run_head(self, members: Iterable[Member]) -> bool:
-        """Whether all these members run the newest version, so that no chunk is in flight."""
+        """Returns whether all these members run the newest version, so that no chunk is in flight."""
         head, claimant = self._lineage.head, self._fence.claimant
         trainer = claimant and claimant.node
         return head is None or all(

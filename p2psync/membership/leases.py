@@ -133,7 +133,7 @@ class LeaseTable:
         return held
 
     def is_held(self, lease: str) -> bool:
-        """Whether the table holds this lease; an expired one counts until `expire`."""
+        """Returns whether the table holds this lease; an expired one counts until `expire`."""
         return lease in self._held
 
     def of_node(self, node: str) -> Member | None:
@@ -146,7 +146,7 @@ class LeaseTable:
         return [EndedLease(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
 
     def next_expiry(self) -> float | None:
-        """When the next lease ends unless it is renewed (seconds), None if there is none."""
+        """Returns when the next lease ends unless it is renewed (seconds), None if there is none."""
         return self._deadlines.next()
 
     def members(self) -> list[Member]:

@@ -236,7 +236,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a node has held its lease, and how long ago the hub last heard from it (seconds).
+    """The seconds for which a node has held its lease, and those since the hub last heard from it.
 
     up, down: see `NodeStatistics`. waits: why the node does not run the version that the hub offers, or how far its
     fetch is, in its own words; "" if it does, or is about to.

@@ -203,7 +203,7 @@ class NodeRunner:
             await asyncio.wait({self._warmed})
 
     async def _recheck_packs(self) -> None:
-        """What was hashed long ago is hashed again before it is sent."""
+        """Has every pack hash its chunks again before it sends them; repeats that after each `RECHECK_SECONDS`."""
         while True:
             await asyncio.sleep(RECHECK_SECONDS)
             for pack in self.store.packs():
@@ -250,14 +250,15 @@ class NodeRunner:
         self._kick()
 
     def mark_corrupt(self, message: str, position: Position | None) -> None:
-        """What was live turned out to be other bits than were committed, and `position` is live instead: have the
-        engine brought on from there."""
+        """Reports that the live bits are not those that were committed.
+
+        position: the version that is live instead, None: none. The follower syncs the engine from there."""
         self.trouble(message)
         self.core.doubted(message, position, self._loop.time())
         self._kick()
 
     def start_task(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Run something as long as this node; what it raises ends the node."""
+        """Runs a coroutine until this node stops. An exception of it ends the node."""
         self._spawn(coroutine)
 
     @property

@@ -278,7 +278,7 @@ class ProfileChosen(Event, frozen=True):
 class ActorsOnNewerRun(Warned, frozen=True):
     """Some actors run a newer run than this trainer's, or a later epoch of it, and reject its versions.
 
-    actors: how many. run, epoch: theirs. own, own_epoch: the trainer's.
+    actors: their number. run, epoch: theirs. own, own_epoch: the trainer's.
     """
 
     actors: int

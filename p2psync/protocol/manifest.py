@@ -100,7 +100,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return unpack_table(self.table)
 
     def verify_chunk(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Whether `data` is chunk `index`, by size and BLAKE3."""
+        """Returns whether `data` is chunk `index`, by size and BLAKE3."""
         return len(data) == self.sizes[index] and blake3(data).digest() == self.chunk_hash(index)
 
 

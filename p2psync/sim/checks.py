@@ -125,7 +125,7 @@ class InvariantChecker:
     # ---- at the end ------------------------------------------------------------------------------------------------
 
     def has_converged(self, nodes: list[SimNode], head: Position | None) -> bool:
-        """Whether every live, honest actor runs the newest version of the newest epoch."""
+        """Returns whether every live, honest actor runs the newest version of the newest epoch."""
         return all(
             node.engine is not None and node.engine.position == head
             for node in nodes

@@ -62,7 +62,7 @@ class MemoryEngine:
         self.live, self._position = units, position
 
     def scrub(self) -> bool:
-        """Whether the live bits have the digest of the live version."""
+        """Returns whether the live bits have the digest of the live version."""
         live = self._position
         return live is not None and self.live is not None and digest_of(self.bits.specs, self.live) == live.digest
 

@@ -141,7 +141,7 @@ def clear(path: Path) -> None:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether `path` is a directory, and not a link to one."""
+    """Returns whether `path` is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

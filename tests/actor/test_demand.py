@@ -1,4 +1,4 @@
-"""Which demands the live version meets, and what a refusal says."""
+"""The live version meets some demands; refusals of others name the reason."""
 
 from __future__ import annotations
 

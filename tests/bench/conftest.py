@@ -11,7 +11,7 @@ from p2psync.cli.main import main
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(compiled: None) -> None:
-    """Nobody's share of a race is compiling."""
+    """Compiles the codec before the tests, so that no race includes it."""
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_leb128_is_written_as_everybody_writes_it():
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=[tool.name for tool in TOOLS])
-def test_a_tool_makes_a_patch_that_brings_back_the_new_bytes(tool):
+def test_a_patch_tool_restores_the_new_bytes(tool):
     if (line := missing(tool)) is not None:
         pytest.skip(line)
     rng = np.random.default_rng(1)

@@ -133,7 +133,7 @@ def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., 
 
 
 def reaches(wires: Wires, host: str, other: str) -> bool:
-    """Whether a host's kernel lets it open a connection to another one's listening port."""
+    """Returns whether a host's kernel lets it open a connection to another one's listening port."""
     with wires.inside(other):
         listener = socket.create_server((wires.address(other), 0))
     with wires.inside(host):

@@ -255,13 +255,13 @@ def parent_of(process: int) -> int:
 
 
 def is_gone(network: runs.RunState) -> bool:
-    """Whether nothing is left of a network."""
+    """Returns whether nothing is left of a network."""
     return not namespaces.existing(runs.prefix_of(network.run)) and not runs.folder_of(network.run).exists()
 
 
 @pytest.mark.root
 @needs_networks
-def test_a_race_of_real_processes_is_won_by_no_one_who_cheats(tmp_path: Path) -> None:
+def test_no_contender_of_a_race_of_real_processes_beats_the_bound(tmp_path: Path) -> None:
     topology = Topology("lan-0", {"lan": Region(4, 100)})
     names = [name for name in TRIALS if not missing(name)]
     seen: list[runs.RunState] = []

@@ -1,4 +1,4 @@
-"""Bounds are the entropies of what was drawn, neither below what is possible nor far above it."""
+"""Bounds equal the entropies of the drawn deltas: never below the possible size, nor far above it."""
 
 import numpy as np
 import pytest

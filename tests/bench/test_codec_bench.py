@@ -65,7 +65,7 @@ def test_rounding_to_bf16_is_to_nearest_even():
 
 @pytest.fixture(scope="module")
 def short_form(tmp_path_factory):
-    """What `p2psync bench codec --quick` prints and writes: text, report, picture."""
+    """The output of `p2psync bench codec --quick`: text, report, picture."""
     folder = tmp_path_factory.mktemp("bench")
     words = ["--quick", "--json", str(folder / "codec.json"), "--plot", str(folder / "codec.png")]
     ended = CliRunner().invoke(app, ["bench", "codec", *words])

@@ -1,4 +1,4 @@
-"""What differs between the ways of the loop's bench: a board for a sync at no cost, and versions that are whole."""
+"""The ways of syncing in the loop bench: a board gives versions at no cost, and full broadcast publishes anchors."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from p2psync.cli.lazy import all_commands
 from p2psync.cli.main import main
 from p2psync.observe.events import Note, Trouble
 
-#: What may not be imported to show help, a version, or that an option is wrong.
+#: Modules that no help, version or usage error may import.
 HEAVY = ("torch", "numpy", "numba", "asyncio", "aiohttp", "uvloop", "rich.console", "cryptography", "msgspec")
 COMMANDS = dict(all_commands(typer.main.get_command(app)))
 
@@ -132,7 +132,7 @@ def test_show_completion_prints_a_script(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def lines(capsys: pytest.CaptureFixture[str], form: logs.Format, **levels: bool) -> list[str]:
-    """What the log shows of a note, a warning and a record of the library's."""
+    """The log's lines for a note, a warning and a debug record of the library."""
     from p2psync.cli.daemon import EventOutput
 
     logs.set_up(logs.level_of(**({"verbose": False, "quiet": False} | levels)), form)

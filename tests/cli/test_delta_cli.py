@@ -50,7 +50,7 @@ def pair(tmp_path: Path) -> Path:
 
 
 def failed(result: tuple[int, str, str], code: int = 1) -> str:
-    """The one line on stderr of a command that must have failed."""
+    """Checks that a command failed with one line on stderr; returns that line."""
     assert result[0] == code
     assert result[1] == ""
     lines = result[2].splitlines()

@@ -32,7 +32,7 @@ def kernel(place: Path, **files: str) -> Path:
 
 
 def mended(finding: Finding) -> Finding:
-    """What is not ok says what to do; what is ok does not."""
+    """Checks that a finding names a remedy exactly if it is not ok; returns it."""
     assert bool(finding.mend) == (finding.state != "ok")
     assert "\n" not in finding.detail + finding.mend
     return finding

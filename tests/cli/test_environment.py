@@ -1,4 +1,4 @@
-"""Options from the environment: what Kubernetes sets is ignored, and what is wrong is named."""
+"""Options from the environment: variables that Kubernetes sets are ignored, and errors name their variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAEMONS = ("trainer", "actor", "hub", "publish")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = [(name, option) for name in DAEMONS for option in COMMANDS[name].params if option.name != "help"]
 NUMBERS = [(name, option) for name, option in OPTIONS if isinstance(option.default, int | float)]
-#: What a service of this name, with two ports, sets in every pod of its namespace.
+#: The variables that a Kubernetes service of this name, with two ports, sets in every pod of its namespace.
 SERVICE = {
     "SERVICE_HOST": "10.0.0.1",
     "SERVICE_PORT": "7070",

@@ -27,7 +27,7 @@ def swarm(hosts: list[str], regions: list[str]) -> Status:
 
 
 def shown(found: Status, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a terminal of this width shows."""
+    """The status as a terminal of this width shows it."""
     out = io.StringIO()
     made = Console(file=out, width=width, force_terminal=terminal, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: made)

@@ -1,4 +1,4 @@
-"""What `p2psync status` says of runs, and of nodes that wait."""
+"""`p2psync status` shows runs, and why nodes wait."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Process:
 
     @property
     def stderr(self) -> str:
-        """What it told people so far."""
+        """The text that it wrote to stderr so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, kind: str, seen: int = 0, limit: float = LIMIT, **fields: object) -> Event:

@@ -49,11 +49,11 @@ class Heard:
         self._more.set()
 
     def all(self, kind: type[T]) -> list[T]:
-        """Those of a kind so far."""
+        """The events of a type so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     async def one(self, kind: type[T], holds: Callable[[T], bool] = lambda event: True) -> T:
-        """Wait for one of a kind of which something holds."""
+        """Waits for an event of a type for which `holds` is true."""
         async with asyncio.timeout(LIMIT):
             while True:
                 self._more.clear()
@@ -100,7 +100,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the hub is, or will be."""
+        """The URL of the hub, which may not run yet."""
         return f"http://127.0.0.1:{self.port}"
 
     async def stop(self, name: str) -> None:

@@ -29,7 +29,7 @@ from daemon_parts import LIMIT, Process, Swarm
 
 @dataclass(frozen=True)
 class Moment:
-    """When a daemon is killed: at the next event of a type, "" for the appearance of the checkpoint.
+    """The moment of a kill: after the next event of a type, "" for the appearance of the checkpoint.
 
     undone: the actors of which one at least must not have the checkpoint yet, or the kill would interrupt nothing.
     joins: an actor that is killed and started again first, so that the event comes.
@@ -76,7 +76,7 @@ class Soak:
     #: Longest wait for an event (seconds), and how often a kill may come too late, one after another.
     limit: float = LIMIT
     most_late: int = 8
-    #: Of each kill that counts.
+    #: The moment of each kill that interrupted something.
     interrupted: list[Moment] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -127,7 +127,7 @@ class Soak:
             self.start(moment.joins)
         if moment.event:
             victim.wait_for(moment.event, seen, self.limit)
-        # What never happens is waited for, so that the moment is anywhere after the event.
+        # The condition never holds: the wait lasts `delay`, so the kill comes at any moment after the event.
         victim.wait_until(lambda events: False, limit=delay)
         assert victim.process.poll() is None, f"{moment.victim} ended by itself\n{self._logs()}"
         victim.kill()

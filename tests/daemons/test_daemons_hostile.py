@@ -26,7 +26,7 @@ def trainer(shared: Swarm) -> Process:
 
 
 def swarm_port(swarm: Swarm) -> int:
-    """Where the trainer's peers connect."""
+    """Returns where the trainer's peers connect."""
     place = swarm.place / "status.json"
     assert swarm.run("status", swarm.url, "--json", place).exit_code() == 0
     members = json.loads(place.read_text())["view"]["members"]

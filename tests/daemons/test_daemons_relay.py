@@ -1,4 +1,4 @@
-"""A relay keeps no weights: it fetches what is announced, serves it, and tells how far it is."""
+"""A relay keeps no weights: it fetches announced versions, serves them, and reports its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine of vLLM is refused for, told from its configuration alone."""
+"""vLLM engines are refused from their configuration alone, with the reason."""
 
 from __future__ import annotations
 

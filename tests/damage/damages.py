@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-#: What a damaged file holds at most is read into memory to be flipped (bytes).
+#: Maximum bytes of a file that are read into memory to flip bits.
 _FLIPPED = 1 << 20
 
 
@@ -130,9 +130,9 @@ def damage_one(
     spared: Callable[[Path], bool],
     unseen: Callable[[Path], bool] = lambda path: False,
 ) -> str:
-    """Damage one thing below `root`; returns what was done, "" if there is nothing.
+    """Damages one file or folder below `root`. Returns a description of the damage, "" if nothing lies there.
 
-    unseen: files of which nobody looks whether their bits turned, so that none of them is.
+    unseen: tells files whose flipped bits nobody would notice; their bits are left alone.
     """
     found = places(root, spared)
     if not found:

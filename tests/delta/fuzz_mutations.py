@@ -1,5 +1,7 @@
-"""What a liar may do to a chunk: to its bytes as they are, to its parts before they are packed, to what it is read
-against. Every mutation draws from `random.Random` alone, so that an input can be made again from its number."""
+"""Mutations of a chunk that a hostile peer could make: of its bytes, of its parts before they are packed, and of the
+base and table that it is read against.
+
+Every mutation draws from `random.Random` alone, so an input can be made again from its number."""
 
 from __future__ import annotations
 

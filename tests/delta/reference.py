@@ -14,7 +14,7 @@ M64 = (1 << 64) - 1
 
 
 def read_chunk(data: bytes, rows: Sequence[TableRow], block_units: int) -> list[dict[tuple[int, int], int]]:
-    """For each block the steps, as {(row, unit): step}; zeros of dense blocks are left out."""
+    """Returns for each block the steps, as {(row, unit): step}; zeros of dense blocks are left out."""
     assert data[:2] == b"\x70\x01"
     at = 2
 

@@ -21,7 +21,7 @@ def read_chunk(
     base: Callable[[int], Sequence[int]],
     history: HistoryLookup = lambda row: None,
 ) -> list[Steps]:
-    """For each block, in rising order, the steps, as {(row, unit): step}."""
+    """Returns for each block, in rising order, the steps, as {(row, unit): step}."""
     if data[1] == 1:
         return reference.read_chunk(data, rows, block_units)
     assert data[:2] in (b"\x70\x02", b"\x70\x03")
@@ -66,7 +66,7 @@ def read_part(
     *,
     signed: bool = True,
 ) -> list[Steps]:
-    """For each block the steps of the units that are `selected`."""
+    """Returns for each block the steps of the units that are `selected`."""
     found: list[Steps] = []
     if not meta:
         return found

@@ -116,7 +116,7 @@ def encoded(rows, old, new, *, found=False):
             if not found:
                 encoding.take(k, old[k], new[k])
             elif (old[k] != new[k]).any():
-                # Of a row that did not change nothing is found, and nothing told.
+                # For an unchanged row no changes are found, so none are added.
                 encoding.take_found(k, blocks_of(k, old[k], new[k], DELTA_BLOCK_UNITS), lambda k=k: old[k])
         encoding.finish()
     return list(sink)

@@ -77,7 +77,7 @@ def test_tight_round_trips_any_density(density, kind):
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 4096 + 65, GRID - 1, GRID + 1])
-def test_tight_round_trips_every_length_whatever_lies_beside_it(count):
+def test_tight_round_trips_every_length_in_misaligned_memory(count):
     rng = np.random.default_rng(count)
     old = random_units(rng, np.dtype("<u2"), count)
     new = change(rng, old, 0.3, "little")

@@ -29,7 +29,7 @@ class Block:
 
     @property
     def name(self) -> str:
-        """Where it stands."""
+        """The page and line of the block."""
         return f"{self.path.relative_to(ROOT)}:{self.line}"
 
 

@@ -56,7 +56,7 @@ def pairs_of(found: Sequence[tuple[TensorSpec, Units, Units]]) -> list[VersionPa
 
 
 def on_cpu(pairs: Sequence[VersionPair], block_units: int = GRID) -> list[FoundChanges]:
-    """What `delta.extract` finds."""
+    """Returns the changes that `delta.extract` finds, the reference on the CPU."""
     found = []
     for pair in pairs:
         new = pair.new

@@ -89,7 +89,7 @@ class Run:
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.steps: dict[tuple[int | None, int], PathStep] = {}
         self._block_units, self._chunk_bytes = block_units, chunk_bytes
-        #: What was read back through `reader`.
+        #: (manifest id, chunk) of each chunk read back through `reader`.
         self.read: list[tuple[bytes, int]] = []
 
     def reader(self, manifest_id: bytes, chunk: int) -> bytes | None:
@@ -161,7 +161,7 @@ def digest_of(tensors: Mapping[TensorSpec, Units]) -> bytes:
 
 
 def position(step: PathStep) -> Position:
-    """Where a step leads."""
+    """Returns where a step leads."""
     m = step.manifest
     return Position(run=m.run, epoch=m.epoch, version=m.version, digest=m.digest)
 

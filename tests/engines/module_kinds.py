@@ -74,7 +74,7 @@ class Extra(nn.Module):
 
 
 class Odd(nn.Module):
-    """Of no dimension, without elements, complex, strided, and not persistent."""
+    """Holds odd tensors: scalar, empty, complex, strided, and not persistent."""
 
     def __init__(self) -> None:
         super().__init__()

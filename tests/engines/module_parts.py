@@ -42,7 +42,7 @@ Version = dict[TensorSpec, Units]
 
 
 def version_of(module: torch.nn.Module, **files: bytes) -> Version:
-    """What a publisher of the module ships: copies of its bits, the canonical header, and further files."""
+    """Returns the version that a publisher of the module makes: copies of its bits, the header, further files."""
     rows = module_rows(module)
     found: Version = {spec: host_units(tensor).copy() for spec, tensor in rows.items()}
     blobs = {(TensorKind.HEADER, "model.safetensors"): canonical_header(rows)} | {

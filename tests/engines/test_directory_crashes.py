@@ -39,7 +39,7 @@ class Scene:
         return DirectoryEngine(root, self.run.reader, hook=event, prefill=None)
 
     def check(self, root: Path, allowed: set[int | None]) -> None:
-        """Whatever is live is one of the allowed versions, exactly; and from there on all goes as usual."""
+        """Checks that exactly one of the allowed versions is live, and that later versions can be committed."""
         link = root / "current"
         seen = self.trees.index(tree(link.resolve())) if link.is_symlink() else None
         assert seen in allowed

@@ -26,7 +26,7 @@ def served() -> Iterator[Served]:
 
 
 def chain(served: Served, count: int) -> tuple[Run, list[Version]]:
-    """Deltas from what is served to later versions; the engine is told where it is."""
+    """Returns a run of deltas from the served version to later ones; the engine adopts the served one."""
     run, versions = Run(), [served.version]
     for number in range(1, count):
         versions.append(stepped(versions[-1], number, 0.05))
@@ -82,7 +82,7 @@ def test_generation_is_not_stopped_before_everything_is_ready(served: Served) ->
     with pytest.raises(EngineError, match="not those of the version"):
         stage.commit()
     assert served.pauses == 0
-    assert served.refused, "what is not the version's is not served"
+    assert served.refused, "wrong bits are not served"
     assert served.engine.units(spec).tobytes() != served.version[spec].tobytes()
 
 

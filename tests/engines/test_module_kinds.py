@@ -27,7 +27,7 @@ def small_step(version: Version, seed: int) -> Version:
 
 
 def outputs(module: nn.Module) -> torch.Tensor:
-    """What forward gives; not that of a wrapper, which computes the same and compiles first."""
+    """Returns the outputs of the module itself; a wrapper's would be the same, after a compilation."""
     with torch.no_grad():
         return module(ROWS)
 

@@ -215,11 +215,11 @@ def test_a_tensor_parallel_parameter_whose_partition_is_the_whole_is_published()
 
 
 class PipelineModule(nn.Sequential):
-    """As DeepSpeed's."""
+    """Stands for DeepSpeed's class."""
 
 
 class GeminiDDP(nn.Sequential):
-    """As ColossalAI's."""
+    """Stands for ColossalAI's class."""
 
 
 def test_modules_that_hold_a_part_of_the_layers_are_refused() -> None:
@@ -310,11 +310,11 @@ def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
 
 
 class BaseTunerLayer:
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
 
 class LoraLinear(nn.Module, BaseTunerLayer):
-    """As PEFT's: adapters beside a base layer, unless they are merged into it."""
+    """Stands for PEFT's class: adapters of a base layer, unless they are merged into it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ class LoraLinear(nn.Module, BaseTunerLayer):
 
 
 class ModulesToSaveWrapper(nn.Module):
-    """As PEFT's: a copy that is trained in the place of a module."""
+    """Stands for PEFT's class: a copy that is trained in the place of a module."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class ModulesToSaveWrapper(nn.Module):
 
 
 class BaseTuner(nn.Module):
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class BaseTuner(nn.Module):
 
 
 class PeftModel(nn.Module):
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()

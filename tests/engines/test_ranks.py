@@ -104,7 +104,7 @@ class Group:
             self.processes.append(process)
 
     def all(self, order: str) -> list[tuple[str, Any]]:
-        """Have every rank do something, side by side."""
+        """Sends an order to every rank; returns their answers."""
         for pipe in self.pipes:
             pipe.send(order)
         return [self.answer(pipe) for pipe in self.pipes]

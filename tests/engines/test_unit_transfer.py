@@ -22,7 +22,7 @@ from p2psync.errors import EngineError
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
-    """Have every tensor treated like one of a device; gives each wait for one."""
+    """Treats every tensor like one of a device; yields the list of devices that were waited for."""
     asked: list[torch.device] = []
     settle = unit_transfer.synchronize
 

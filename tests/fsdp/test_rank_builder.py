@@ -88,7 +88,7 @@ def again(threaded: ThreadedRanks) -> None:
 
 
 def fail_at(threaded: ThreadedRanks, rank: int, where: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Have one rank fail at a step."""
+    """Makes one rank fail at a step."""
     rank_builder = threaded.rank_builders[rank]
     target = {
         "draft": rank_builder.store,

@@ -1,4 +1,4 @@
-"""What a hub tells in its log."""
+"""The hub logs members that join and leave, and calls that it refuses."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class HubMachine(RuleBasedStateMachine):
         self.claimant, self.claimed_at, self.left = wanted, self.now, False
 
     def may_claim(self, held: tuple[str, int, int], wanted: tuple[str, int, int]) -> bool:
-        """Whether a claim needs no `take_over`."""
+        """Returns whether a claim needs no `take_over`."""
         if wanted[0] == held[0]:
             return wanted[:2] > held[:2] or wanted == held
         is_here = any(number == held[2] for number, _, _ in self.leases.values())

@@ -1,4 +1,4 @@
-"""When the hub plans, in virtual time."""
+"""The hub's scheduler begins plans at the right times, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which run a node follows, and its description for people."""
+"""Nodes follow the newest run; runs are described for people."""
 
 from __future__ import annotations
 

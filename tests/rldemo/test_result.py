@@ -58,7 +58,7 @@ def test_a_healthy_demonstration_passes_with_twice_what_is_asked_for(seed: int) 
 
 
 def verdict(rewards: list[float]) -> tuple[bool, str]:
-    """What is concluded of a demonstration with these rewards in which all else is well."""
+    """Returns the verdict on a demonstration with these rewards in which all else is well."""
     final = Final(version=len(rewards), sha256="ab", memory_bytes=1)
     names = ("trainer", "actor-0")
     members = [DemoProcess(name, "eu", cast(Any, None), Path(name), final=final) for name in names]

@@ -66,7 +66,7 @@ def planner() -> Iterator[PlanProcess]:
 
 
 def ended(pid: int) -> bool:
-    """Whether this process ends within a minute."""
+    """Returns whether this process ends within a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:

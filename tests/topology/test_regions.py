@@ -31,7 +31,7 @@ def measured(truth: list[int], seed: int, *, missing: float = 0.0, last_mile: fl
 
 
 def same(found: np.ndarray, truth: list[int]) -> bool:
-    """Whether two labellings are the same partition."""
+    """Returns whether two labellings are the same partition."""
     pairs = set(zip(found.tolist(), truth, strict=True))
     return len(pairs) == len(set(truth)) == len(set(found.tolist()))
 

@@ -82,7 +82,7 @@ def test_messages_arrive_whole_and_in_order_whatever_is_lost_or_dropped(
 
 def test_connections_share_a_link_and_never_pass_its_rate() -> None:
     rates = delivered(Bbr, 4, rate=50.0, rtt=0.04, loss=0.0, periods=4)
-    # What one lost packet holds back may be delivered in a later period.
+    # Packets held back by a lost one may be delivered in a later period.
     assert rates[-1] > 44.0 and sum(rates) * 1500 / 1448 <= 50.0 * len(rates)
 
 

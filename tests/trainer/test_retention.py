@@ -1,4 +1,4 @@
-"""Which manifests a trainer keeps, and when it writes a version out whole."""
+"""Retention keeps the manifests that members need, and decides when an anchor is due."""
 
 from __future__ import annotations
 

@@ -34,8 +34,9 @@ def trainer(tmp_path: Path) -> StoreWithBuilder:
 
 
 def decoded(store: Store) -> dict[TensorSpec, Units]:
-    """What an actor that starts from nothing gets: the newest anchor and all deltas from it, each with the digest that
-    its manifest signs."""
+    """Returns the weights of an actor that starts from nothing: the newest anchor and all deltas from it.
+
+    Checks that each has the digest that its manifest signs."""
     packs = [pack for pack in store.packs() if pack.sealed]
     anchor = max((pack for pack in packs if pack.manifest.base is None), key=lambda pack: pack.manifest.version)
     live = {row.spec: np.zeros(row.spec.count, row.spec.unit) for row in anchor.manifest.rows()}

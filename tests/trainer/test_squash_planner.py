@@ -1,4 +1,4 @@
-"""When a squash is worth it, from which version, and when it is retired."""
+"""The squash planner chooses worthwhile squashes and their base versions, and retires old ones."""
 
 from __future__ import annotations
 

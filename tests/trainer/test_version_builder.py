@@ -96,7 +96,7 @@ def test_a_crash_while_the_snapshot_changes_loses_no_durable_version(
 
     with monkeypatch.context() as patch:
         patch.setattr(snapshots.Snapshot, point, crash)
-        # What a crash does not run: giving up the version.
+        # A crash leaves no time to give up the version.
         patch.setattr(Store, "remove", lambda self, id: None)
         with pytest.raises(Crash):
             trainer.builder.make(source)

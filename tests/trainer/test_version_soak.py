@@ -37,7 +37,7 @@ async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> Non
         known = names([soak.trainer, soak.actor])
         soak.trainer.hub = hub
         assert not {id.hex() for id in retired} & known and not retired & known
-    # What leads on from the last anchor, what came while that was being made, and the way to it for who was away.
+    # Deltas since the last anchor, those published while it was made, and the path to it for absent actors.
     most = 2 * ANCHOR_DELTAS + KEEP + 2
     for reading in readings:
         assert reading.announced <= reading.packs <= most

@@ -1,4 +1,4 @@
-"""When a checkpoint of a watched directory counts as complete."""
+"""Checkpoints of a watched directory are published only once they are complete."""
 
 from __future__ import annotations
 

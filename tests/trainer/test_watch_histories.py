@@ -67,7 +67,7 @@ class Reference:
                     self.unfit.discard(step)
 
     def follows(self, disk: Disk, top: int, policies: dict[int, str], present: set[int]) -> bool:
-        """Whether the highest whole step is to become live."""
+        """Returns whether the highest whole step is to become live."""
         if self.live is None or top > self.live[0]:
             return True
         step, live = self.live
@@ -79,7 +79,7 @@ class Reference:
         return top not in self.unfit if top in self.seen else time_of(disk, top) > self.live_time
 
     def is_quiet(self, disk: Disk, step: int, now: float) -> bool:
-        """Whether nothing in a step has changed for the settling time."""
+        """Returns whether nothing in a step has changed for the settling time."""
         entries = [replace(disk.entries[name], identity=(0, 0)) for name in sorted(disk.below(place(step)))]
         before, since = self.looked_at.get(step, ([], 0.0))
         if before != entries or now < since:

@@ -1,4 +1,4 @@
-"""Which checkpoint of a watched directory is the newest, and which ones are not checkpoints of their own."""
+"""The watcher finds the newest checkpoint of a directory, and passes over copies of others."""
 
 from __future__ import annotations
 

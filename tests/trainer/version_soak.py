@@ -42,7 +42,7 @@ LIMIT = 600.0
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """What the process and its stores hold after a version.
+    """The resources that the process and its stores hold after a version.
 
     files, store_bytes: below both stores. announced, view_bytes: of the hub's lineage, and of the view of it that a
     newcomer gets.

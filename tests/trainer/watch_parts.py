@@ -163,8 +163,8 @@ class Watched:
     def publish(self, candidate: Candidate, bits: str = "", *, crash: bool = False) -> None:
         """Publish a candidate; a trainer makes no version of the bits that are live.
 
-        bits: what was read; by default what is there now. crash: the process ends as soon as the version is durable,
-        and starts again.
+        bits: those that were read; by default those on disk now. crash: the process ends as soon as the version is
+        durable, and starts again.
         """
         bits = bits or self.disk.fingerprint_of(candidate)
         if self.history and self.history[-1][1] == bits:

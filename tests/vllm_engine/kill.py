@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from vllm_parts import TIMEOUT, Server, save, stepped, trainer
 
-#: What happens in each phase (`kill_points`), and how often about in one version of the model.
+#: For each phase (`kill_points`): about how often it is passed in one version of the model.
 PHASES = {"stage": 2, "journal": 25, "commit": 25, "agree": 2}
 #: How long a version is served without a kill until that counts as missed (seconds).
 _MISSED = 2.0
@@ -49,7 +49,7 @@ class Trial:
         self.said = self.load_fresh(self.model)
 
     def load_fresh(self, checkpoint: Path) -> Any:
-        """What a fresh load of a checkpoint answers, and its checksums."""
+        """Returns the answer of the fresh server after loading a checkpoint, and its checksums."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
         self.fresh.ask("collective_rpc", call)
         self.fresh.ask("reset_prefix_cache", {})
@@ -117,7 +117,7 @@ class Trial:
         return counts
 
     def kind_of(self, said: Any, old: Any, new: Any) -> str:
-        """Which version an answer is of. Raises `AssertionError` if there is no such."""
+        """Returns which version an answer is of. Raises `AssertionError` if there is no such."""
         if said in (old, new):
             return "old" if said == old else "new"
         words, logprobs = said[0].split(), said[1]

@@ -77,7 +77,7 @@ def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple
 
 
 def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
-    """What differs between a fresh load and the live engine; empty if nothing does."""
+    """Returns the differences between a fresh load and the live engine as a line; "" if there are none."""
     names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
     names += [name for name in live["bits"] if name not in fresh["bits"]]
     found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
@@ -126,7 +126,7 @@ def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
 
 
 def load_fresh(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
-    """For each checkpoint an engine that loads it, and has never been anything else."""
+    """Loads each checkpoint into a fresh engine, and writes its bits and tokens to `out`."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     found = []
@@ -210,7 +210,7 @@ def look(llm: Any) -> dict[str, Any]:
 
 
 def digests(model: Any) -> dict[str, str]:
-    """By name."""
+    """Returns the SHA-256 of each parameter and buffer, by name."""
     import torch
 
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

@@ -55,7 +55,7 @@ class VersionProxy:
 
 @pytest.fixture
 def closing() -> Iterator[list[Any]]:
-    """What a test started, the last first."""
+    """A list of processes; they are closed after the test, the last one first."""
     made: list[Any] = []
     yield made
     for one in reversed(made):

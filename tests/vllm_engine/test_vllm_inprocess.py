@@ -126,7 +126,7 @@ def test_nan_that_a_version_left_in_the_cache_does_not_reach_later_answers(
 
 
 def fill(llm: Any) -> None:
-    """Have every block of the cache written by prompts of the tokens whose rows `stepped` makes non-finite."""
+    """Fills every block of the cache by prompts of the tokens whose rows `stepped` makes non-finite."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-#: What the fork server imports; what is missing here is only imported later, by each process.
+#: Modules that the fork server imports. Each process imports modules that are missing here by itself, later.
 _PRELOAD = [
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.launchers.cli_args",
@@ -35,7 +35,7 @@ _PRELOAD = [
     "vllm_parts",
     "vllm_warm",
 ]
-#: What vLLM needs on a small machine without a network; some of it is read when it is imported.
+#: Settings of vLLM for a small machine without a network; it reads some of them when it is imported.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -48,7 +48,7 @@ ENVIRONMENT = {
 
 
 class Started(Protocol):
-    """As `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     pid: int
 
@@ -120,7 +120,7 @@ def _context() -> _Context:
 
 
 def _replace(context: Any) -> None:
-    """Have vLLM start processes by this context, whatever method it asks for (on CPUs it insists on "spawn")."""
+    """Makes vLLM start processes by this context, whatever method it asks for (on CPUs it insists on "spawn")."""
     from vllm.utils import system_utils
 
     system_utils.multiprocessing = SimpleNamespace(get_context=lambda _: context)  # type: ignore[attr-defined]

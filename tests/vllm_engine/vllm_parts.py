@@ -118,7 +118,7 @@ class Trainer:
         return event.version
 
     def join(self, **options: Any) -> dict[str, Any]:
-        """What an engine is initialised with."""
+        """Returns the arguments that an engine is initialised with."""
         trust = [public_text(KEY.public_key().public_bytes_raw())]
         return {"hub_url": self.node.hub_url, "trust": trust, "host": "127.0.0.1", **options}
 
@@ -137,7 +137,7 @@ def trainer(store: Path, **options: Any) -> Iterator[Trainer]:
 
 
 def engine_options(model: Path, tp: int = 1, **options: Any) -> dict[str, Any]:
-    """How engines are started."""
+    """Returns the arguments of a small engine."""
     return {
         "model": str(model),
         "dtype": "bfloat16",
@@ -181,12 +181,12 @@ async def greedy(llm: Any, prompt: list[int], tokens: int = 12) -> tuple[list[in
 
 
 async def spoil(llm: Any) -> None:
-    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes non-finite."""
+    """Fills every block of the cache by prompts of tokens whose rows `stepped` makes non-finite."""
     await asyncio.gather(*(greedy(llm, [500 + k % 15] * 500, 1) for k in range(150)))
 
 
 async def status(llm: Any) -> dict[str, Any]:
-    """What rank 0 says of itself."""
+    """Returns the status of rank 0."""
     found: dict[str, Any] = (await llm.collective_rpc("p2psync_status"))[0]
     return found
 
@@ -199,7 +199,7 @@ async def reached(llm: Any, version: int) -> None:
 
 
 async def checksums(llm: Any) -> dict[str, str]:
-    """What vLLM's own /weight_checker says, of all ranks."""
+    """Returns the checksums of vLLM's own /weight_checker, of all ranks."""
     found: dict[str, str] = {}
     for rank in await llm.compute_weight_checksums():
         found |= rank
@@ -207,7 +207,7 @@ async def checksums(llm: Any) -> dict[str, str]:
 
 
 async def reload(llm: Any, checkpoint: Path) -> None:
-    """Have an engine load a checkpoint by vLLM's own loader."""
+    """Makes an engine load a checkpoint by vLLM's own loader."""
     await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
     await llm.reset_prefix_cache()
 
@@ -259,7 +259,7 @@ class Server:
         return self._log.read_text()[-4000:]
 
     def healthy(self) -> bool:
-        """What /health says; False if nobody answers."""
+        """Returns whether /health answers with 200."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
                 return int(answer.status) == 200

@@ -195,7 +195,7 @@ def kill(names: list[str]) -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether a process is gone, or a zombie."""
+    """Returns whether a process is gone, or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

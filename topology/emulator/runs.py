@@ -129,7 +129,7 @@ def network_gone() -> P2PSyncError:
 
 
 def is_alive(run: str) -> bool:
-    """Whether a run's router is alive."""
+    """Returns whether a run's router is alive."""
     try:
         lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

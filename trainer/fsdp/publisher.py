@@ -207,7 +207,7 @@ class FsdpPublisher:
 
     @property
     def hub_url(self) -> str:
-        """Where actors join; at rank 0."""
+        """The URL where actors join; at rank 0."""
         return self._trainer.hub_url
 
     @property

@@ -203,7 +203,7 @@ class RankBuilder:
         encode.finish()
 
     def _fetch_ranges(self, wanted: Sequence[UnitRanges]) -> None:
-        """Have holders send each rank the bits of the unit ranges that it wants, a round at a time."""
+        """Exchanges unit ranges: holders send each rank the bits that it wants, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
         wanted_ranges = [(to, *unit_range) for to, theirs in enumerate(wanted) for unit_range in theirs]
@@ -272,7 +272,7 @@ class RankBuilder:
         return [msgspec.msgpack.decode(reports, type=_PartReport) for reports in self.ranks.gather(mine)]
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None, part: bytes) -> Pack:
-        """Have rank 0 sign the manifest, and every rank make its chunks durable."""
+        """Seals the version: rank 0 signs the manifest, and every rank makes its chunks durable."""
 
         def signed() -> bytes:
             if self._key is None:

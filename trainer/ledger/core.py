@@ -335,7 +335,7 @@ class Ledger:
         return min([version for version, _ in self._pool.versions()] + self._claims.versions(), default=None)
 
     def _fits(self, version: int | None, size: int = 1) -> bool:
-        """Whether a result of `size` bytes, of an item put in for `version`, fits among those that wait.
+        """Returns whether a result of `size` bytes, of an item put in for `version`, fits among those that wait.
 
         Half of the bytes are kept for the oldest step: else early results of later steps could fill them all while the
         trainer waits for the last result of this one.

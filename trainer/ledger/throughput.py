@@ -149,7 +149,7 @@ class Throughput:
         return len(self.workers)
 
     def is_measured(self, node: str) -> bool:
-        """Whether the node has finished an item, so that its rate is known."""
+        """Returns whether the node has finished an item, so that its rate is known."""
         worker = self.workers.get(node)
         return worker is not None and worker.items > 0
 
@@ -186,7 +186,7 @@ class Throughput:
         )
 
     def can_finish_in_time(self, node: str, now: float) -> bool:
-        """Whether an item that the node begins now can be handed in before its version is too old.
+        """Returns whether an item that the node begins now can be handed in before its version is too old.
 
         False only while a newer version is on its way to the node, and results under the version that it runs will be
         refused before it could finish one.

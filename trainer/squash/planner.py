@@ -100,7 +100,7 @@ class SquashPlanner:
             self._recurrence = (1 - _NEW) * self._recurrence + _NEW * min(1.0, seen)
 
     def is_worth(self, plan: SquashPlan, nbytes: int) -> bool:
-        """Whether a squash that was made and takes `nbytes` is to be announced."""
+        """Returns whether a squash that was made and takes `nbytes` is to be announced."""
         saved = plan.chain_bytes - nbytes
         return saved >= max(self._min_saved_bytes, MIN_SAVED_SHARE * plan.chain_bytes)
 

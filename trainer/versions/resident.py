@@ -78,7 +78,7 @@ class ResidentSnapshot:
         return flat_bits(entry.tensor) if entry is not None else None
 
     def is_sound(self) -> bool:
-        """Whether the digest of all bits is that of the version published last."""
+        """Returns whether the digest of all bits is that of the version published last."""
         return self._engine.scrub()
 
     def is_intact(self) -> bool:

@@ -62,7 +62,7 @@ class BaseVersion(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """Which version it is."""
+        """The version that the policy is, None if it is none."""
 
     def units(self, spec: TensorSpec) -> Units:
         """Returns the bits of one tensor, on the host."""
@@ -112,7 +112,7 @@ class CheckpointSource:
         return units
 
     def unchanged(self) -> bool:
-        """Whether every file is still the one that was opened, unmodified. Raises `CheckpointReadError`."""
+        """Returns whether every file is still the one that was opened, unmodified. Raises `CheckpointReadError`."""
         try:
             return self._now() == self._before
         except OSError as error:

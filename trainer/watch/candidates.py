@@ -24,7 +24,7 @@ UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFault:
-    """Why a checkpoint cannot be published as it is.
+    """The reason why a checkpoint cannot be published as it is.
 
     report_after: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
     people should act.

@@ -88,7 +88,7 @@ def fast_bytes_bound_of(count: int, changed: int, width: int) -> int:
 
 
 def may_be_dense(block: Block) -> bool:
-    """Whether `code_block` may choose mode DENSE for a block."""
+    """Returns whether `code_block` may choose mode DENSE for a block."""
     return fast_bytes_bound(block) == _MAX_HEADER_BYTES + block.count * block.steps.itemsize
 
 
@@ -159,7 +159,7 @@ class FastWriter:
         return code_block(block, row)
 
     def fits(self, coded: CodedBlock) -> bool:
-        """Whether the current chunk, which has blocks, should take one more."""
+        """Returns whether the current chunk, which has blocks, should take one more."""
         return self._size + coded.size <= self._limit and self._headers.count < MAX_BODY_BLOCKS
 
     def add(self, coded: CodedBlock) -> None:

@@ -461,7 +461,7 @@ def scatter_runs(runs: NDArray[np.int64], positions: NDArray[np.uint32], values:
 
 @kernel
 def _within(positions: NDArray[np.uint32], span: int) -> bool:
-    """Whether all positions are below `span`."""
+    """Returns whether all positions are below `span`."""
     highest = np.uint32(0)
     for j in range(_U(positions.size)):
         highest = max(highest, positions[j])

@@ -60,7 +60,7 @@ _NUMBERS = _SUMS + 3
 
 
 class StopReason(IntEnum):
-    """Why `_find_tight_blocks` ended."""
+    """The reason for which `_find_tight_blocks` ended."""
 
     DONE = 0
     FULL = 1
@@ -151,7 +151,9 @@ class ChangeFinder:
         return Block(row, start, count, self._scratch.positions[part], self._scratch.steps[part])
 
     def fits(self, size: int, fast_bound: int) -> bool:
-        """Whether the current chunk has space for one more block: bytes, and bytes in profile `fast` at most."""
+        """Returns whether the current chunk has space for one more block.
+
+        size: its bytes. fast_bound: its bytes in profile `fast`, at most."""
         return bool(_fits(self._numbers, self._bounds, size, fast_bound))
 
     def add_fast_block(self, size: int, fast_bound: int) -> None:
@@ -298,7 +300,7 @@ class ChangeFinder:
 
 @kernel
 def _fits(numbers: IntArray, bounds: IntArray, size: int, fast_bound: int) -> bool:
-    """Whether the current chunk, which has blocks, has space for one more of so many bytes."""
+    """Returns whether the current chunk, which has blocks, has space for one more of so many bytes."""
     tight, others = numbers[_TIGHT], numbers[_OTHERS]
     if tight == MAX_TIGHT_BLOCKS or tight + others == bounds[2]:
         return False

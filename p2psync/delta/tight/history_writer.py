@@ -134,7 +134,7 @@ class HistoryWriter:
         )
 
     def fits(self, prepared: PreparedBlock) -> bool:
-        """Whether the current chunk, which has blocks, has space for one more."""
+        """Returns whether the current chunk, which has blocks, has space for one more."""
         # A block has up to two headers.
         if 2 * len(self._tight) >= MAX_TIGHT_BLOCKS - 1 or len(self._prepared) == MAX_BODY_BLOCKS:
             return False

@@ -67,7 +67,7 @@ class TightWriter:
         self._rows: dict[int, TableRow] = {}
 
     def codes_tightly(self, row: TableRow) -> bool:
-        """Whether blocks of a row become tight blocks, unless they are dense."""
+        """Returns whether blocks of a row become tight blocks, unless they are dense."""
         return may_code_tightly(row)
 
     def add_sample(self, sample: ChangeSample) -> None:
@@ -91,7 +91,7 @@ class TightWriter:
         return code_block(block, row)
 
     def fits(self, coded: CodedBlock) -> bool:
-        """Whether the current chunk, which has blocks, has space for one more."""
+        """Returns whether the current chunk, which has blocks, has space for one more."""
         return self._finder.fits(coded.size, fast_bytes_bound(coded.block))
 
     def add(self, coded: CodedBlock) -> None:
@@ -133,7 +133,7 @@ class TightWriter:
 
 
 def may_code_tightly(row: TableRow) -> bool:
-    """Whether blocks of a row may be tight blocks, unless they are dense."""
+    """Returns whether blocks of a row may be tight blocks, unless they are dense."""
     return row.before and row.after and row.spec.width == UNIT_BYTES
 
 
@@ -175,7 +175,7 @@ def fast_body(coded: Iterable[CodedBlock], block_units: int) -> bytes:
 def is_surely_smaller(
     size: int, changed: int, fast_bound: int, blocks: Iterator[tuple[Block, TableRow]], block_units: int
 ) -> bool:
-    """Whether a body of `size` bytes is surely smaller than one of profile `fast`.
+    """Returns whether a body of `size` bytes is surely smaller than one of profile `fast`.
 
     changed: changes in the tight blocks. fast_bound: bytes in profile `fast`, at most. blocks: the tight blocks and
     their rows; only the first are read.

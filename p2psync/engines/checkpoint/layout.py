@@ -32,7 +32,10 @@ class FileOffset(NamedTuple):
 
 
 class CheckpointLayout(msgspec.Struct, frozen=True):
-    """Where everything lies. offsets: of every tensor of every kind, sorted by spec. sizes: bytes of every file."""
+    """The places of all tensors in files.
+
+    offsets: of every tensor of every kind, sorted by spec. sizes: bytes of every file.
+    """
 
     offsets: dict[TensorSpec, FileOffset]
     sizes: dict[str, int]
