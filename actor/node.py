@@ -211,7 +211,7 @@ class ActorNode:
             # An inspectable engine has found the damage by its own scrub, and has fallen back.
             if not isinstance(self.engine, InspectableEngine):
                 self.runner.mark_corrupt(
-                    f"bits of version {position.version} were damaged here; fetching it anew", None
+                    f"bits of version {position.version} were damaged here; fetching it again", None
                 )
 
         follower = self.runner.core.follower

@@ -1,4 +1,4 @@
-"""Keeping a live torch module at the newest version, beside a generation loop.
+"""Keeps a live torch module at the newest version during a generation loop.
 
     from p2psync import ActorConfig, Subscriber
 

@@ -124,7 +124,7 @@ class Trajectory:
         )
 
     def _roll_out(self) -> tuple[list[Group], Batch]:
-        """Groups, and the samples to learn from: of groups with right and wrong answers; sampled anew if none is."""
+        """Groups, and the samples to learn from: of groups with right and wrong answers; sampled again if none is."""
         for _ in range(_TRIES):
             prompts = sample_prompts(self._rng, self._subject.task.prompts)
             groups = roll_out(self._subject.net, self._subject.task, prompts, self._generator)

@@ -2,8 +2,8 @@
 
 Compiling takes tens of seconds of a core; loading what numba's cache holds takes about one. So a process of its own
 (`python -m p2psync.warmup`) compiles under a file lock and leaves a stamp, named after all that makes numba compile
-anew: its version, Python's, the processor, and the codec's source files. Others wait for that process, and load. It can
-be ended at any moment, which a thread that compiles cannot: that is what makes an interrupt end a daemon at once.
+again: its version, Python's, the processor, and the codec's source files. Others wait for that process, and load. It
+can be ended at any moment, which a thread that compiles cannot: that is what makes an interrupt end a daemon at once.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def stamp_file() -> Path | None:
 
 
 def _machine() -> str:
-    """A name for all that makes numba compile anew (16 hex digits)."""
+    """A name for all that makes numba compile again (16 hex digits)."""
     parts = [sys.version, platform.machine(), importlib.metadata.version("numba"), str(CODEC), _processor()]
     parts += [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_CPU")]
     for path in sorted(CODEC.rglob("*.py")):

@@ -21,7 +21,7 @@ IMPURE = {
 }  # fmt: skip
 #: Folders beside `p2psync/`, which link there: `trainer/node.py` is `p2psync.trainer.node`.
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
-#: Cores of the daemons: as pure as those rooms.
+#: Cores of the daemons: as pure as those packages.
 PURE_CORES = [
     *(f"trainer/ledger/{name}.py" for name in ("core", "config", "records", "admission", "allotment")),
     *(f"trainer/ledger/{name}.py" for name in ("claims", "grants", "items", "throughput", "pool", "results")),

@@ -1,4 +1,4 @@
-"""Rollout work from a training loop: the ledger beside a publisher, or that of a trainer daemon over HTTP.
+"""Rollout work from a training loop: the ledger of a publisher, or that of a trainer daemon over HTTP.
 
 from p2psync import Publisher, Rollouts, TrainerConfig
 
@@ -110,7 +110,7 @@ class Rollouts:
 
     def put(self, version: int, items: Iterable[tuple[str, bytes]]) -> int:
         """Put in work for `version`: ids and payloads. What is known already is passed over, so that a loop that
-        starts anew may put in the same. Returns how many items were new, once they are durable. Raises `UsageError`,
+        starts over may put in the same. Returns how many items were new, once they are durable. Raises `UsageError`,
         `StoreError`."""
         return self._call(self.service.put(version, items, skip_known=True))
 

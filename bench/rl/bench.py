@@ -206,7 +206,7 @@ class _LoopRunner:
     def _actor(self, host: str, hub: str) -> Child:
         options, speed = self._options, self._speed
         burnt = options.burnt_share(len(self._hosts), len(os.sched_getaffinity(0)))
-        # A full broadcast may load versions beside the live one, on processors that generate nothing.
+        # A full broadcast may load versions while the live one serves, on processors that generate nothing.
         charged = 0.0 if self._run.way in FULL_WAYS else 1.0
         beyond = charged * max(0.0, options.shrunk / options.faster - 1)
         task = generator.GeneratorTask(

@@ -108,7 +108,7 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One way on one network, beside the others there. runs: of all rounds. run: the one in the middle.
+    """One way on one network, compared with the others there. runs: of all rounds. run: the one in the middle.
 
     tokens, least, most: tokens/s of the runs that came to an end, the median first; None where none did. lost: share of
     the cost-free sync's tokens/s that it does not reach; times: its tokens/s by those of the fastest full broadcast;

@@ -42,7 +42,7 @@ _LAYERS, _COLUMNS = 16, 4096
 class LoopOptions:
     """A loop, in the figures of a real one, and how it is run here.
 
-    gbits: of every link. regions, actors: regions beside the trainer's own, and actors in each. generation: seconds in
+    gbits: of every link. regions, actors: regions besides the trainer's own, and actors in each. generation: seconds in
     which all actors together make a step's answers. learning: seconds from the last answer to the new weights. answer:
     seconds that one prompt's answers take on average. slots: prompts that an actor works on at a time. speed: tokens a
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:

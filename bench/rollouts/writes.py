@@ -1,4 +1,4 @@
-"""Measures the journal: results made durable in batches, beside merely appending the same bytes and syncing.
+"""Measures the journal: results made durable in batches, against merely appending the same bytes and syncing.
 
     python -m p2psync.bench.rollouts.writes --place DIR
 

@@ -29,7 +29,7 @@ class P2PSync(Trial):
     with their nodes not started; the trainer's has the version in its store.
 
     The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
-    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported beside it."""
+    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported separately."""
 
     _published: publisher.PublishedVersion | None = None
     _called = 0.0

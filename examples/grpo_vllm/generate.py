@@ -24,7 +24,7 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 if not torch.cuda.is_available():
-    # On few CPUs: no threads that spin, and no worker process beside the engine's, whose loop spins as well.
+    # On few CPUs: no threads that spin, and no worker process besides the engine's, whose loop spins as well.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")

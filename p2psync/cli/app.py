@@ -48,7 +48,7 @@ ENTRIES: Mapping[str, Entry] = {
     "delta": Entry("p2psync.cli.delta", "app", "Deltas between checkpoints on disk."),
     "wan": Entry("p2psync.cli.wan", "app", "Networks between regions: plan for them, emulate them."),
     "sim": Entry("p2psync.cli.sim", "app", "The swarm and the ledger in virtual time."),
-    "bench": Entry("p2psync.cli.bench", "app", "Measure, beside the limit and beside others."),
+    "bench": Entry("p2psync.cli.bench", "app", "Measure p2psync against bounds and other systems."),
 }
 
 

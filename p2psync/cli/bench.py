@@ -19,7 +19,7 @@ from p2psync.cli.bench_swarm import swarm
 from p2psync.cli.options import JsonTarget
 from p2psync.errors import UsageError
 
-app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)
+app = typer.Typer(help="Measure p2psync against bounds and other systems.", no_args_is_help=True)
 app.command("swarm")(swarm)
 app.command("relay")(relay)
 app.command("pause")(pause)
@@ -31,7 +31,7 @@ _SCALES = {"MB": 10**6, "GB": 10**9}
 
 @app.callback()
 def group() -> None:
-    """Measure, beside the limit and beside others."""
+    """Measure p2psync against bounds and other systems."""
 
 
 @app.command("codec")
@@ -60,7 +60,7 @@ def codec(
     json: JsonTarget = None,
     csv: CsvTarget = None,
 ) -> None:
-    """Size and speed of deltas of real and of drawn policy steps, beside bounds, other formats and merely reading."""
+    """Size and speed of deltas of real and of drawn policy steps, against bounds, other formats and merely reading."""
     from dataclasses import replace
     from itertools import chain
 

@@ -59,7 +59,7 @@ def swarm(
     json: JsonTarget = None,
     csv: CsvTarget = None,
 ) -> None:
-    """Seconds until the last of all hosts has everything, beside aria2, libtorrent, a star of rsync and the bound.
+    """Seconds until the last of all hosts has everything, against aria2, libtorrent, a star of rsync and the bound.
 
     On an emulated network of real processes; needs root. Times are medians; ratios are to the least time that any
     broadcast could take on this network.

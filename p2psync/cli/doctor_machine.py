@@ -109,7 +109,7 @@ def compiler() -> Finding:
     text = f"the codec is compiled in {time.monotonic() - began:.1f} s, kept in {cache}"
     place = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(place, os.W_OK):
-        mend = "set NUMBA_CACHE_DIR to a directory that can be written: else each start compiles anew"
+        mend = "set NUMBA_CACHE_DIR to a directory that can be written: else each start compiles again"
         return Finding("numba", "could be better", text, mend, needed=True)
     return Finding("numba", "ok", text, needed=True)
 

@@ -212,7 +212,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The view that the hub gives every node, at one revision.
 
-    instance: differs after each start of the hub, so that clients notice that revisions begin anew. run: "" until a
+    instance: differs after each start of the hub, so that clients notice that revisions begin again. run: "" until a
     trainer has claimed one. claim: who holds the run and how it got it, one line for people; "" before the first claim.
     head: the newest announced version of the highest announced epoch, None before the first. plan: revision of the plan
     in use, 0: none; it rises with each plan of this instance. members: sorted by node; a change of their versions does

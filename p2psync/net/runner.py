@@ -475,7 +475,7 @@ class NodeRunner:
             self._lost(action.id, action.index)
 
     def _lost(self, id: bytes, index: int) -> None:
-        self.trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it anew")
+        self.trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it again")
         self.core.swarm.lost(id, index, self._loop.time())
         self._on_lost(id)
         self._kick()

@@ -246,7 +246,7 @@ def begin_anew(sock: Any) -> bool:
 
 
 def handle(sock: Any) -> socket.socket | None:
-    """A socket for the same connection, to be closed by the caller: a transport's own is made anew for each call, which
+    """A socket for the same connection, to be closed by the caller: a transport creates its own for each call, which
     takes longer than the call. None if this process may open no more."""
     try:
         return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))

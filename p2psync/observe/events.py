@@ -320,7 +320,7 @@ class FewTensorsShared(Warned, frozen=True):
         few = f"{self.shared} of its {self.tensors} tensors" if self.shared else f"none of its {self.tensors} tensors"
         return (
             f"version {self.version} shares {few} with version {self.base}: every actor fetches {fetched:.1f} of"
-            f" {self.total_bytes / 1e6:.1f} MB anew; is --store the one of this model? An empty one begins a new run"
+            f" {self.total_bytes / 1e6:.1f} MB again; is --store the one of this model? An empty one begins a new run"
         )
 
 

@@ -151,7 +151,7 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     assert "aria2 takes 1.50 times as long" in text.getvalue()
     assert "rsync, round 1: not within 9 s" in text.getvalue()
     assert "plans, from measuring, had 55.9 to 55.9 Mbit/s" in text.getvalue()
-    assert "link cut to a tenth: 1.25 times the run without, planned anew 1.8 s after it" in text.getvalue()
+    assert "link cut to a tenth: 1.25 times the run without, replanned 1.8 s after it" in text.getvalue()
     plot_swarm_report(made, tmp_path / "race.png")
     assert (tmp_path / "race.png").stat().st_size > 10_000
     assert msgspec.json.decode(msgspec.json.encode(made), type=SwarmReport) == made

@@ -1,4 +1,4 @@
-"""Files of a running actor are damaged: it says so in one line, falls back or fetches anew, and is right."""
+"""Files of a running actor are damaged: it says so in one line, falls back or fetches again, and is right."""
 
 from __future__ import annotations
 

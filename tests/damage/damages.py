@@ -106,7 +106,7 @@ def replace(path: Path, dice: random.Random) -> None:
 
 
 def add_foreign_file(path: Path, dice: random.Random) -> None:
-    """Adds a foreign file beside it."""
+    """Adds a foreign file next to it."""
     (path.parent / dice.choice(["notes.txt", ".hidden", "zz.safetensors"])).write_bytes(b"somebody's")
 
 

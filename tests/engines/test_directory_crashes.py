@@ -74,7 +74,7 @@ def _in_place(scene: Scene) -> Action:
 
 
 def _twice(scene: Scene) -> Action:
-    """The second step catches up by applying the first one again, and lays the files out anew."""
+    """The second step catches up by applying the first one again, and lays the files out again."""
 
     def act(root: Path, event: Callable[[str], None]) -> None:
         with scene.engine(root, event) as engine:

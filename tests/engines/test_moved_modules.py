@@ -1,4 +1,4 @@
-"""A module whose tensors move is followed; one that becomes another is refused; nothing is written beside it."""
+"""A module whose tensors move is followed; one that becomes another is refused; nothing is written elsewhere."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def test_all_ranks_write_or_none(group: Group) -> None:
     ok = ("ok", None)
     assert group.all("dropped") == [("ok", ["head"])] * 2
     assert group.one(0, "prepare") == ok
-    assert group.all("old") == [("ok", True)] * 2, "nothing is written beside generation"
+    assert group.all("old") == [("ok", True)] * 2, "nothing is written during generation"
     assert group.all("decide") == [("ok", 7)] * 2
     assert group.all("any") == [("ok", (True, False))] * 2, "what is so at one rank all know"
     # One rank cannot write: neither does.

@@ -1,4 +1,4 @@
-"""A trainer with its ledger, killed (SIGKILL) at random moments while actors work over HTTP, and begun anew each time.
+"""A trainer with its ledger, killed (SIGKILL) at random moments while actors work over HTTP, and restarted each time.
 
     python tests/ledger/kills.py --kills 200
 

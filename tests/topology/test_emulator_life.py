@@ -1,4 +1,4 @@
-"""Emulated networks start and end: simultaneously, by kill, and without leftovers."""
+"""Emulated networks start and end: simultaneously, by kill, and leave nothing."""
 
 import fcntl
 import os

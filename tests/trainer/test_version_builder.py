@@ -15,7 +15,7 @@ from p2psync.store.packs import Store
 from p2psync.trainer.versions import snapshot as snapshots
 from p2psync.trainer.versions.builder import LocalVersionBuilder
 
-#: Where a snapshot may be interrupted; whether its tensors change, so that it is laid out anew.
+#: Where a snapshot may be interrupted; whether its tensors change, so that it is laid out again.
 POINTS = [
     ("_apply", False),
     ("_check", False),

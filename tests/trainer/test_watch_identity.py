@@ -81,7 +81,8 @@ def test_a_restarted_run_is_followed_once_the_old_steps_are_gone(disk: Disk) -> 
     watched = three_steps(disk)
     disk.now += 60
     disk.model("checkpoint-1", "n", shards=2)
-    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.notices[-1]
+    assert watched.look() == []
+    assert "it is older than checkpoint-20; if the run started over, move" in watched.notices[-1]
     disk.remove("checkpoint-20")
     disk.now += 60
     disk.model("checkpoint-2", "m", shards=2)

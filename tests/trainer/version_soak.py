@@ -64,7 +64,7 @@ class Soak:
     """A trainer and an actor over one small model. An async context manager."""
 
     def __init__(self, place: Path, **settings: object) -> None:
-        """settings: of the `TrainerConfig`, beside those that a test on one machine needs."""
+        """settings: of the `TrainerConfig`, besides those that a test on one machine needs."""
         self.place = place
         self.troubles: list[str] = []
         rng = np.random.default_rng(1)

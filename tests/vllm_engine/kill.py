@@ -125,7 +125,7 @@ class Trial:
         for kept in range(1, len(words)):
             if words[:kept] != old_words[:kept] or logprobs[:kept] != old[1][:kept]:
                 break
-            # From here on the keys and values were computed anew, as those of a prompt are.
+            # From here on the keys and values were computed again, as those of a prompt are.
             rest = self.fresh.complete(len(words) - kept, " ".join(["t1 t2 t3", *words[:kept]]))
             if (rest[0].split(), rest[1]) == (words[kept:], logprobs[kept:]):
                 return "over"

@@ -318,7 +318,7 @@ PAGE = """# Architectures in vLLM
 
 Tiny random models, one for each architecture, in real vLLM on a CPU: the engine loads the model, learns where the
 checkpoint's units lie, and commits three versions, in each of which 1 % of every tensor changed. Beside
-it vLLM loads each version anew. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
+it vLLM loads each version again. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
 with their log-probabilities. **refused**: the engine said at its start why it cannot be kept exact. **wrong**: anything
 else; there must be none. **failed**: vLLM or transformers does not run such a tiny model here, so nothing was tried.
 

@@ -32,7 +32,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a server may take to start, or a version from its publication to every engine, on a busy machine.
 TIMEOUT = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
-#: For servers of which several run at a time: no worker process beside the engine's.
+#: Flags of servers of which several run at a time: no worker process besides the engine's.
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ONE_PROCESS_FLAGS = {"distributed_executor_backend": "uni"}
 _SIZES = {

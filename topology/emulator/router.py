@@ -181,7 +181,7 @@ def _request_realtime() -> bool:
 @contextmanager
 def _network(config: messages.RouterConfig) -> Iterator[str]:
     """Creates the namespaces of a new run, and removes them afterwards."""
-    # Leftovers that cannot be removed now do not matter here.
+    # Namespaces and files that cannot be removed now do not matter here.
     with suppress(P2PSyncError):
         runs.sweep()
     run, lock = runs.claim()

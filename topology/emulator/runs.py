@@ -1,6 +1,6 @@
-"""The emulated networks of this machine, and the leftovers of killed ones.
+"""The emulated networks of this machine, and the remains of killed ones.
 
-Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free is a leftover,
+Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free remains of a killed run,
 and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
 """
 
@@ -65,7 +65,7 @@ def claim() -> tuple[str, int]:
 
 
 def sweep() -> list[str]:
-    """Removes the leftovers of killed runs; returns their names. Raises `P2PSyncError`."""
+    """Removes the remains of killed runs; returns their names. Raises `P2PSyncError`."""
     with all_runs():
         dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not is_alive(path.name)]
         for run in dead:

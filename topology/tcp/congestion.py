@@ -160,7 +160,8 @@ class Cubic:
 
     #: RFC 9438: growth in MSS/s^3, what a loss leaves of the window, and Reno's growth for that.
     C, BETA, RENO = 0.4, 0.7, 0.53
-    #: Pacing beside the window's own rate, as Linux paces past slow start, and HyStart's bounds on the delay (seconds).
+    #: Pacing relative to the window's own rate, as Linux paces past slow start, and HyStart's bounds on the delay
+    #: (seconds).
     PACING_GAIN, HYSTART_SECONDS = 1.5, (0.004, 0.016)
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Schedules squashes: watches which members are behind, and makes one squash at a time, beside publishing."""
+"""Schedules squashes: watches which members are behind, and makes one squash at a time, while publishing goes on."""
 
 from __future__ import annotations
 

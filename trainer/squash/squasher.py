@@ -1,4 +1,4 @@
-"""Makes squashes: from the trainer's own deltas to one signed, durable pack, beside publishing.
+"""Makes squashes: from the trainer's own deltas to one signed, durable pack, while publishing goes on.
 
 In profile `fast` it reads only the store and the delta records, no weights, so that versions may be published
 meanwhile. When it is done the head may have moved on; the squash then leads to an earlier version, like any delta.

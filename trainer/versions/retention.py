@@ -69,7 +69,7 @@ def to_retire(
     most: int = MAX_ANNOUNCED,
     max_bytes: int = MAX_ANNOUNCED_BYTES,
 ) -> list[Announcement]:
-    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and the leftovers of a fork.
+    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and those of an abandoned fork.
 
     A delta of the chain is kept for live `members` that run its base or an earlier version and would use it; for
     joiners, which fetch an anchor and go on from it; and, for `keep` versions back, for members that were away. While a

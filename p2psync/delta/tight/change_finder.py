@@ -4,7 +4,7 @@ Between blocks the interpreter would find none of its data in the caches, since 
 them. So the compiled loop returns only if a chunk is full, if other classes may be better, or if a block is dense.
 
 Loops of other files are compiled into the loop here, and numba's cache on disk notices a change of this file only:
-after a change of those, compile this file anew.
+after a change of those, compile this file again.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ def _encode(
     after: Checkpoint,
     progress: ReportProgress,
 ) -> tuple[Encoding, int]:
-    """Encodes every row; returns the encoding, and the digest of `before`, computed beside it."""
+    """Encodes every row; returns the encoding, and the digest of `before`, computed on the way."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]
 
     def add(part: int) -> None:

@@ -1,4 +1,4 @@
-"""Writes one rank's part of a version: checks it against the live bits beside generation, writes it in the pause."""
+"""Writes one rank's part of a version: checks it against the live bits during generation, writes it in the pause."""
 
 from __future__ import annotations
 

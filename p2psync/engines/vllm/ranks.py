@@ -1,7 +1,7 @@
 """Keeps the ranks of one engine in step: all of them write a version in the same pause, or none does.
 
 Rank 0 has the node and decodes. It sends the edits to a thread of each other rank, over a process group of their own,
-beside generation. Each rank checks them against its live bits and prepares its writes. In the pause vLLM calls the main
+during generation. Each rank checks them against its live bits and prepares its writes. In the pause vLLM calls the main
 threads of all ranks together; these agree over a second group on what to write, and then on whether all could.
 """
 
@@ -68,7 +68,7 @@ class EngineRanks:
         dist.all_gather(found, padded, group=self._pause_group)
         return [decode(part[: int(size)].numpy().tobytes()) for part, size in zip(found, sizes, strict=True)]
 
-    # ---- beside generation -----------------------------------------------------------------------------------------
+    # ---- during generation -----------------------------------------------------------------------------------------
 
     def prepare(self, edits: Sequence[Edit]) -> None:
         """At rank 0: makes all ranks prepare the edits. Raises `EngineError` if one of them cannot."""
