@@ -256,7 +256,7 @@ class ActorNode:
 
 
 def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] | None = None) -> ActorNode:
-    """Returns a relay: it fetches and serves what an actor would, and keeps no weights."""
+    """Returns a relay: it fetches and serves the chunks that an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)
 

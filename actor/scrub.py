@@ -43,7 +43,7 @@ class EngineScrubber:
         self._min_pause_seconds = min_pause_seconds
 
     async def run(self, vouched: Callable[[], Position | None], on_damage: Callable[[Position], None]) -> None:
-        """Scrubs until it is cancelled; calls `on_damage` with a live version whose bits are not what was committed.
+        """Scrubs until it is cancelled; calls `on_damage` with a live version whose bits are not the committed ones.
 
         vouched: returns the position that counts as live; None while it is known to be damaged.
         """
@@ -56,7 +56,7 @@ class EngineScrubber:
                 on_damage(position)
 
     async def scrub_once(self) -> bool | None:
-        """Scrubs one round: returns whether every live bit is what was committed; None if a commit came in between."""
+        """Scrubs one round: returns whether every live bit is the committed one; None if a commit came in between."""
         position = self._engine.position
         if position is None:
             return None

@@ -8,10 +8,10 @@
                 generate(policy)          # every weight is that of position.version, until the block ends
 
 Fetching and staging go on during generation; a commit waits for the end of a `serving` block, and a block that begins
-during a commit waits for it: milliseconds, for what changed.
+during a commit waits for it: milliseconds, in proportion to the changed bits.
 
-A version that does not fit the module (other names, shapes or dtypes) raises `MisfitError` where it is waited for; what
-is live goes on being served.
+A version that does not fit the module (other names, shapes or dtypes) raises `MisfitError` where it is waited for; the
+live version goes on being served.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ NOT_STARTED = "the subscriber is not started: use it as `with Subscriber(...) as
 
 
 class _SubscriberEngine(ModuleEngine):
-    """The module, which tells when it refuses a version for what it is and when it takes one."""
+    """The engine of the module, which reports versions that do not fit it, and those that it stages."""
 
     def __init__(
         self, module: nn.Module, names: Names | None, pause: Pause, told: Callable[[EngineError | None], None]

@@ -59,7 +59,7 @@ class WorkClient:
 
         lease: the membership lease; the claim lasts while it is renewed. version: the policy that would be used. Raises
         `LeaseError` when the lease has ended: join again, and give up what was claimed under it. Raises `HubError` as
-        `HubClient` does, and retries nothing; the next call also gets what a lost answer had granted.
+        `HubClient` does, and retries nothing; the next call also gets the work that a lost answer granted.
         """
         wait = min(max(wait, 0.0), MAX_WORK_WAIT)
         # Work granted in a lost answer would stay claimed while this node lives: ask for it again.

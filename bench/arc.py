@@ -1,6 +1,6 @@
 """Fireworks' ARC v3, by its own package (PyPI `fireworks-delta-compression`), on tensors made here.
 
-Its decoder unpickles what it is given, so it is handed nothing but what its encoder has just written.
+Its decoder unpickles its input, so it gets only bytes that its encoder has just written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Published formats for the same delta, rebuilt from their descriptions: to bytes, and back to the new weights.
 
 None of their code is used. Where a description leaves something open the choice that takes fewer bytes was made, and
-tensors are named by number where nothing else is said. All of them are given the exact bits; what some do about values
-(floating-point differences) is not copied.
+tensors are named by number where nothing else is said. All of them are given the exact bits; the
+floating-point differences of some are not copied.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All deltas, the budget of a large model, and what it all was measured on."""
+    """All deltas, the budget of a large model, and the machine of the measurements."""
 
     deltas: list[DeltaReport]
     budgets: list[ModelBudget]
@@ -81,7 +81,7 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int
     rounds: int
     first_call_seconds: float
-    """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
+    """First encoding and decoding of a small tensor: compilation, or loading the cached code."""
     cpu: str
     cpus_allowed: int
 

@@ -146,7 +146,7 @@ def main() -> None:
         servers=args.servers,
         engines=len(args.servers),
     )
-    vllm_generation.VLLMClient = partial(P2PSyncClient, info)  # this line, and the class, are what is added
+    vllm_generation.VLLMClient = partial(P2PSyncClient, info)  # p2psync needs this line, and the class
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),

@@ -30,7 +30,7 @@ def ignored_line(variable: str, value: str) -> str:
 
 
 def bad_value(variable: str, value: str, expected: str) -> UsageError:
-    """The refusal of a variable's value: its name, its value, what it should be."""
+    """Returns the refusal of a variable's value. expected: the right form of the value, in words."""
     return UsageError(f"{variable}={value!r} in the environment: {expected}; set it so, or unset it")
 
 

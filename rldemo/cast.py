@@ -46,7 +46,7 @@ class DemoProcess:
 
 
 class Cast:
-    """All processes, and one queue of what they tell."""
+    """All processes, and one queue of their lines."""
 
     def __init__(self, root: Path) -> None:
         """`root`: where logs and stores go."""

@@ -168,7 +168,7 @@ class Demo:
         self.screen.note(f"{member.name} ({member.region}) is killed with SIGKILL while it holds rollout work")
 
     def _settle(self) -> None:
-        """Wait until everyone runs the last version, and ask each for the hash of what it holds."""
+        """Wait until everyone runs the last version, and ask each for the hash of its weights."""
         live = [m for m in self.cast.members.values() if not m.ended and m is not self.trainer]
         last = self.versions
         while any((member.version or 0) < last for member in live):

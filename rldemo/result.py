@@ -23,7 +23,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run. Seconds, bytes, shares in 0..1.
 
     delta_bytes: mean payload of a delta. sync_seconds: for each delta, from its announcement to the last commit among
-    the actors that were live then. re_leased: work items leased again because who held them was gone. reward_trend: in
+    the actors that were live then. re_leased: work items leased again because their holders were gone. reward_trend: in
     standard errors.
     """
 

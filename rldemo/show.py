@@ -17,7 +17,7 @@ from p2psync.rldemo.cast import Cast, DemoProcess
 from p2psync.rldemo.lines import Learned
 from p2psync.rldemo.result import Result
 
-#: After so long without a line, one says what is awaited (seconds): people take a longer silence for an end.
+#: After so long without a line, one names the awaited event (seconds): people take a longer silence for an end.
 MAX_SILENCE_SECONDS = 4.0
 _BARS = "▁▂▃▄▅▆▇█"
 

@@ -1,9 +1,9 @@
 """Two processes run the whole suite where pytest-xdist is installed, one runs whatever else is asked for.
 
-A file's tests stay together, since they share what is slow to make. Emulated networks and races of real processes have
+A file's tests stay together, since they share slow fixtures. Emulated networks and races of real processes have
 the same worker: they time things, and wait for each other rather than for cores.
 
-`skip_watch` tells what `P2PSYNC_NO_SKIPS=1` does.
+`skip_watch` explains `P2PSYNC_NO_SKIPS=1`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    """Whole files, in the order of collection, whoever of the workers is free."""
+    """Gives whole files, in the order of collection, to any free worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):

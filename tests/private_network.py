@@ -1,6 +1,6 @@
 """A network namespace of a test's own: the families and addresses that it asks for, and nothing else.
 
-It belongs to one thread and to what that thread starts (threads, processes, sockets), and is gone with them.
+It belongs to one thread and to the threads, processes and sockets that it starts, and is gone with them.
 """
 
 from __future__ import annotations

@@ -95,7 +95,9 @@ def test_a_network_is_planned() -> None:
     ],
     ids=lambda words: words[-2],
 )
-def test_what_needs_more_says_so_in_one_line_before_it_works(arguments: tuple[object, ...], tmp_path: Path) -> None:
+def test_a_command_that_needs_another_extra_names_it_before_it_starts(
+    arguments: tuple[object, ...], tmp_path: Path
+) -> None:
     done = p2psync(*arguments[:-1], tmp_path / str(arguments[-1]))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

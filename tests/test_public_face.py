@@ -58,13 +58,13 @@ def test_a_users_own_modules_stay_his(users_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(p2psync.__all__) - {"__version__"}))
-def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(p2psync, name)), name
     assert name in dir(p2psync)
 
 
 @pytest.mark.parametrize(("missing", "name"), [("torch", "Publisher"), ("transformers", "PublishCallback")])
-def test_what_needs_a_module_that_is_not_there_names_the_extra(missing: str, name: str, tmp_path: Path) -> None:
+def test_a_name_whose_module_is_missing_names_the_extra(missing: str, name: str, tmp_path: Path) -> None:
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\nimport p2psync\n"
         f"try: p2psync.{name}\nexcept ImportError as error: print(error)"

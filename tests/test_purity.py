@@ -173,7 +173,7 @@ def test_the_command_line_starts_with_little_and_compiles_nothing() -> None:
     assert loaded_after("import p2psync.cli.app", *heavy) == []
 
 
-def test_a_wrong_use_of_a_race_is_told_before_torch_is_loaded() -> None:
+def test_wrong_options_of_a_race_are_refused_before_torch_is_loaded() -> None:
     wrong = """
 import sys
 from p2psync.cli.main import main

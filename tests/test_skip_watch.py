@@ -32,7 +32,7 @@ def outcome(run: pytest.Pytester, body: str, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("reason", ["this kernel does not offer BBR", "needs root", "xdelta3 skipped: not installed"])
-def test_a_skip_for_what_a_machine_may_lack_passes(run: pytest.Pytester, reason: str) -> None:
+def test_a_skip_for_a_thing_that_may_be_missing_passes(run: pytest.Pytester, reason: str) -> None:
     assert outcome(run, skipped(reason))[0] == pytest.ExitCode.OK
 
 

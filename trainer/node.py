@@ -236,7 +236,7 @@ class TrainerNode:
             runner.start_task(SnapshotScrubber(versions, self._publishing, self._rebuilt, self._emit).run())
 
     async def stop(self) -> None:
-        """Give up what is being made, leave the swarm, and close everything."""
+        """Gives up the version in the making, leaves the swarm, and closes everything."""
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()

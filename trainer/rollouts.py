@@ -207,7 +207,7 @@ class RemoteRollouts:
         return new + self._put(version, batch)
 
     def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[LedgerResult]:
-        """See `Rollouts.take`. Raises `HubError`; what an answer that was lost held comes again after `resume`."""
+        """See `Rollouts.take`. Raises `HubError`; results of a lost answer come again after `resume`."""
         deadline = time.monotonic() + timeout
         while True:
             wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT)

@@ -222,8 +222,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     def member(self) -> dict[str, Any]:
         """Returns this engine's membership of the hub, under which work is claimed (`p2psync.actor.vllm.work`).
 
-        joined: whether it was told to join, which only rank 0 is. lease: None while it has none. Keep it secret: anyone
-        who knows a lease can end it.
+        joined: whether it was told to join, which only rank 0 is. lease: None while it has none. Keep it secret:
+        whoever knows a lease can end it.
         """
         lease = self._node.runner.core.membership.lease if self._node is not None else None
         return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}

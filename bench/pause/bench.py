@@ -1,4 +1,4 @@
-"""Commits into a real vLLM engine under load, and in the same worker what they are compared with.
+"""Commits into a real vLLM engine under load, and runs the baselines in the same worker.
 
 A trainer publishes two versions in turn, over the swarm; the engine is conducted as in production. After each commit
 the engine is stopped once more, and the baselines write the same elements of the same parameters.

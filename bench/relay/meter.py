@@ -32,7 +32,7 @@ class CpuSamples:
         self._spent.append(spent)
 
     def between(self, begin: float, end: float) -> float:
-        """Seconds that were used between two moments; what lies beyond the looks counts nothing."""
+        """Returns the processor seconds used between two moments; time outside of the samples counts nothing."""
         return self._spent_until(end) - self._spent_until(begin)
 
     def _spent_until(self, moment: float) -> float:

@@ -1,7 +1,7 @@
 """A seed, a relay and its leaves, each in a network namespace, joined by the kernel's own links (veth).
 
-Seed and leaves have a link to the relay, and none to each other; the relay's kernel forwards nothing. So a leaf can get
-what it gets from the relay alone, whatever it is told of others. Unlike the emulator, nothing in user space carries
+Seed and leaves have a link to the relay, and none to each other; the relay's kernel forwards nothing. So a leaf can
+receive from the relay alone, whatever it is told of others. Unlike the emulator, nothing in user space carries
 the packets: that would take more of the machine than the relay. Needs root.
 """
 

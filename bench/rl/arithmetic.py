@@ -1,4 +1,4 @@
-"""The arithmetic that stands for generation, how fast this machine does it, and what a commit's writes take here."""
+"""Arithmetic that stands for generation; measures this machine's speed of it, and the time of a commit's writes."""
 
 from __future__ import annotations
 

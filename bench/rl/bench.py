@@ -31,7 +31,7 @@ from p2psync.topology.model import Topology
 _HUB_PORT, _PORT = 7070, 7071
 #: How long the processes of a run may take to start, and to tell what there was (seconds).
 _READY, _END = 300.0, 60.0
-#: Members have measured what they must once all uplinks together carry no more than this share for so many seconds.
+#: Members have finished measuring once all uplinks together carry no more than this share for so many seconds.
 _QUIET_SHARE, _QUIET_SECONDS = 0.03, 5
 #: The signing key of these runs' trainers, which only their actors trust.
 _KEY = bytes(range(32))

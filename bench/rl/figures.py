@@ -22,7 +22,7 @@ def figures(
     hashes: Mapping[str, str],
     uplink: Sequence[int],
 ) -> LoopRun:
-    """run: what is known of it beforehand. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
+    """run: its settings. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
     that had left the trainer when each step ended."""
     start = said[0].put
     steps = [_step(one, start, actors, uplink[i] - (uplink[i - 1] if i else 0)) for i, one in enumerate(said)]

@@ -214,7 +214,7 @@ class Generator:
                 yield position
 
     def _advance(self, queue: WorkQueue, position: Position, making: float) -> None:
-        """Takes all slots on by what they make in so many seconds."""
+        """Advances all slots by the tokens of `making` seconds."""
         for i in range(len(self._slots)):
             left = making
             while left > 0:

@@ -84,9 +84,9 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
-    its links say the network delivered one in a hundred packets. burnt_share: of a core here, what an actor's
-    generation takes; machine_share: what stands for its machine."""
+    """All loops. The rest: their settings, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
+    its links say the network delivered one in a hundred packets. burnt_share: the share of a core
+    here that an actor's generation takes; machine_share: the share that stands for its machine."""
 
     runs: list[LoopRun]
     generation: float

@@ -23,7 +23,7 @@ FREE, P2PSYNC, FULL, FIFO, STRICT, SPARSE = "free", "p2psync", "full", "full-fif
 #: is next; each finishes and the oldest waiting one is next; as few are sent as staleness allows, and each finishes.
 FULL_WAYS = (FULL, FIFO, STRICT, SPARSE)
 WAYS = (FREE, P2PSYNC, *FULL_WAYS)
-#: Of this machine's cores, what all actors' generation together takes at most. The rest is for what is measured.
+#: Maximum share of this machine's cores that all actors' generation takes. The measured processes get the rest.
 _BURNT_SHARE = 0.5
 #: Round trips between the trainer's region and the others, and between any two of these (ms), in turn.
 _RTT_MS = (30, 70, 110, 150)

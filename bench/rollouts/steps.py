@@ -1,8 +1,8 @@
 """Steps of rollout work in virtual time: actors of different speeds, items of random lengths, the real ledger.
 
-An actor works on `slots` items at a time, each at its part of the actor's rate; with one slot it works through what it
-leased one after another. It asks for as many items as it has free slots, answers come after `rtt`, and who was given
-nothing asks again when anything changed or a quarter second has gone by, as actors that wait at the service do.
+An actor works on `slots` items at a time, each at its part of the actor's rate; with one slot it works on its
+leased items one after another. It asks for as many items as it has free slots; answers come after `rtt`. An actor
+that got nothing asks again after any change or a quarter second, as actors that wait at the service do.
 """
 
 from __future__ import annotations

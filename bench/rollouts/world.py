@@ -1,7 +1,7 @@
 """A trainer with its ledger, a network that loses things, and a clock: what faulty actors meet, in virtual time.
 
 The ledger is the real one. Its journal is a list of changes, of which a crash loses those that were not yet durable;
-nothing is answered before it is. The trainer's own state is what it saved at the end of its last step.
+a call is answered only once they are. The trainer's own state is that of the end of its last step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class LedgerTrainer:
     # ---- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From what is durable, as a process would."""
+        """Starts from the durable state, as a process would."""
         self.life += 1
         self.members.clear()
         self.heard.clear()

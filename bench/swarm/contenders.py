@@ -1,4 +1,4 @@
-"""The contenders of a race, and what each needs."""
+"""The contenders of a race, and the requirements of each."""
 
 from __future__ import annotations
 

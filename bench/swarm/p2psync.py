@@ -28,7 +28,7 @@ class P2PSync(Trial):
     """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: all processes run
     with their nodes not started; the trainer's has the version in its store.
 
-    The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
+    The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: the work
     before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported separately."""
 
     _published: publisher.PublishedVersion | None = None

@@ -1,4 +1,4 @@
-"""A receiver in a race: the relay's daemon, which also reports what it has.
+"""A receiver in a race: the relay's daemon, which also reports its versions.
 
     python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 

@@ -25,7 +25,7 @@ _AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Track:
-    """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
+    """The network and the payload of a race. file: the payload of contenders that carry files; digest: its sha256.
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
     torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
@@ -64,7 +64,7 @@ class Trial(ABC):
     """One contender in one run: `start`, `ready` and `go`; then `finished` until all have."""
 
     def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:
-        """place: an empty directory of this run. number: of the run, for what is drawn."""
+        """place: an empty directory of this run. number: of the run, the seed of its draws."""
         self.track = track
         self.children = children
         self.place = place

@@ -3,9 +3,9 @@
     p2psync keys new trainer.key                                        # prints the key that actors trust
     python train.py --model MODEL --key trainer.key --store run --actors 2
 
-Work for a step is put into the ledger one step ahead, so actors generate while this process learns: what is learned
-from is one version old, unless --max-staleness 0 says otherwise. Where the lines of p2psync are, the comments begin
-with "p2psync:".
+Work for a step is put into the ledger one step ahead, so actors generate while this process learns: it
+learns from rollouts of the version before, unless --max-staleness 0 says otherwise. Where the lines of p2psync are, the
+comments begin with "p2psync:".
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class TrainingLoop:
                 live = publisher.position.version
                 groups = [self.group(one) for one in done]
                 self.learner.step(groups)
-                event = publisher.publish()  # p2psync: rounds the masters to bf16; what changed is on its way
+                event = publisher.publish()  # p2psync: rounds the masters to bf16, and sends the changed bits
                 self.rollouts.commit_step(step)
                 self.tell(step, live, done, groups, event, time.monotonic() - began)
             publisher.wait_for_actors(args.actors, args.answer_timeout)

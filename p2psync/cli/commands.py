@@ -98,7 +98,7 @@ class Command(TyperCommand):
             raise refused(ctx, error) or error from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it. Raises what it raises."""
+        """Runs the command, and raises its errors."""
         try:
             return super().invoke(ctx)
         except P2PSyncError as error:

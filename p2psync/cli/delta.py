@@ -50,7 +50,7 @@ def diff(
 
 @app.command("apply")
 def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarget = None) -> None:
-    """Write what a delta makes of OLD, checked by its digest; OLD stays as it is."""
+    """Write the checkpoint that a delta makes of OLD, checked by its digest; OLD stays as it is."""
     from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("apply") as progress:
@@ -84,7 +84,7 @@ def squash(
     force: Force = False,
     json: JsonTarget = None,
 ) -> None:
-    """Write the one delta that does what a chain of them does; of profile fast, it needs no weights."""
+    """Write one delta that replaces a chain of them; of profile fast, it needs no weights."""
     from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("squash") as progress:

@@ -112,7 +112,7 @@ def netem() -> Finding:
 
 
 def _try(command: list[str]) -> str | None:
-    """None if the command succeeds, else what it said, in one line."""
+    """Runs a command. Returns None if it succeeds, else its output in one line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError) as error:

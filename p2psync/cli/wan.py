@@ -72,7 +72,7 @@ def down(
     file: Annotated[Path | None, typer.Argument(metavar="[TOPOLOGY.toml]", help="The network.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All networks that `wan up` made.")] = False,
 ) -> None:
-    """Kill what runs in a network and remove it, and what networks that were killed have left."""
+    """Kill the processes of a network and remove it, together with the remains of killed networks."""
     from p2psync.topology.emulator import EmulatedNetwork, runs, take_down
 
     if (file is None) != everything:
@@ -201,7 +201,7 @@ def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
 
 @contextmanager
 def _ending_well() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, not before what it started is killed."""
+    """Makes SIGTERM end this process as Ctrl-C does: it kills its children first."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield

@@ -63,7 +63,7 @@ def extract_block(row: int, old: Units | None, new: Units | None, start: int, co
 def extract_with_digest(
     spec: TensorSpec, row: int, old: Units | None, new: Units | None, start: int, count: int
 ) -> tuple[Block | None, int]:
-    """`extract_block`, and what these units add to the digest, mod 2^128.
+    """Returns the block of `extract_block`, and the change of the digest by these units, mod 2^128.
 
     Of an added tensor every unit counts, also zeros, so the change may be non-zero where there is no block.
     """

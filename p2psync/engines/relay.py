@@ -97,9 +97,7 @@ class RelayEngine:
         return position
 
     def _read(self) -> _RelayRecord | None:
-        record = recover_record(
-            self._file, _RelayRecord, self._damage.append, "what is missing in the store is fetched"
-        )
+        record = recover_record(self._file, _RelayRecord, self._damage.append, "missing versions are fetched")
         if record is None:
             return None
         packs = [self._store.get(bytes.fromhex(id)) for id in record.manifests]

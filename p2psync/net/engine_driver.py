@@ -242,12 +242,12 @@ class EngineDriver:
         for line in await self.in_worker(self._inspect):
             self._emit(Trouble(line))
         position = self.engine.position
-        # During a commit the core takes what is live from its outcome.
+        # During a commit the core takes the live position from its outcome.
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
-            self._core.doubted("what was live is damaged", position, _now())
+            self._core.doubted("the live version is damaged", position, _now())
 
     async def _vouched(self, doubtful: bool) -> Position | None:
-        """Returns the live version; one in doubt only if its bits are still those that were committed."""
+        """Returns the live version; a doubtful one only if its bits are still the committed ones."""
 
         def look() -> tuple[list[str], Position | None]:
             sound = not doubtful or self.engine.position is None or self.engine.scrub()

@@ -466,7 +466,7 @@ class NodeRunner:
         try:
             pack = self.store.get(action.id)
             if pack is not None:
-                pack.recheck()  # what lies beside it may have rotted with it
+                pack.recheck()  # its other chunks may have rotted with it
             good = pack is None or pack.view(action.index) is not None
         except P2PSyncError as error:
             self.trouble(str(error))
@@ -611,7 +611,7 @@ class NodeRunner:
             follower.manifest(action.id, manifest, self._loop.time())
         except P2PSyncError as error:
             if isinstance(error, TrustError) and follower.position is None and not self._signed:
-                self._break(error)  # nothing here was ever signed by whom we trust: a wrong key, or a wrong hub
+                self._break(error)  # no manifest was ever signed by a trusted key: a wrong key, or a wrong hub
                 return
             self.trouble(str(error))
             follower.no_manifest(action.id, str(error), self._loop.time())

@@ -176,7 +176,7 @@ class SimTrainer(SimNode):
         self._acceptance.published(position_of(manifest), self.now)
 
     def _prune(self, anchor: int) -> None:
-        """Retires what an anchor makes needless; it is removed once the hub has agreed."""
+        """Retires manifests that an anchor makes needless; they are removed once the hub has agreed."""
         for id, pack in self.store.packs.items():
             m = pack.manifest
             stale = m.version < anchor if m.base is None else m.base < anchor - self._keep
@@ -250,7 +250,7 @@ class SimTrainer(SimNode):
         self.sync()
 
     def sync(self) -> None:
-        """Sends the hub what it lacks, one request at a time."""
+        """Sends the hub the announcements that it lacks, one request at a time."""
         if self._busy or self.fenced:
             return
         if self._token is None:

@@ -223,7 +223,7 @@ class Encoding:
         self._block_segment.add(self._encoder.add_block(block))
 
     def finish(self) -> None:
-        """Encode what is left, and wait for the last chunk."""
+        """Encodes the rest, and waits for the last chunk."""
         self._flush_blocks()
         self._begin(-1)
         self._calls.finish()

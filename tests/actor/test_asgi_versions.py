@@ -67,7 +67,7 @@ class Server:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
-async def test_an_answer_says_its_versions(path: str) -> None:
+async def test_an_answer_carries_its_versions(path: str) -> None:
     server = Server([b'{"a":', b"1}"])
     status, headers, body = await server.ask(path, P2PSync_Min_Version="3")
     assert (status, body) == (200, b'{"a":1}')

@@ -126,7 +126,7 @@ def paused(turns: Turns) -> object:
     return engine
 
 
-async def test_an_answer_says_its_versions(serve: Serve) -> None:
+async def test_an_answer_carries_its_versions(serve: Serve) -> None:
     served = await serve(at_once)
     got = await served.ask(body=b"x")
     assert (got.status, got.body, got.span) == (200, b"answer to x", (3, 3, 0))

@@ -16,7 +16,7 @@ def _compiled(compiled: None) -> None:
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs `p2psync bench …`, which must end: its exit code, and what it said on stderr."""
+    """Runs `p2psync bench …`, which must exit; returns its exit code and stderr."""
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["p2psync", "bench", *arguments])

@@ -1,4 +1,4 @@
-"""The codec's benchmark draws what it says, measures all that it reports, and prints it. Times are never judged."""
+"""The codec's benchmark draws the stated deltas, and measures and prints all figures. Times are not judged."""
 
 import io
 import os
@@ -182,7 +182,7 @@ def test_a_wrong_bit_ends_the_benchmark():
             work.apply()
 
 
-def test_a_missing_tool_is_told_and_left_out(monkeypatch):
+def test_a_missing_tool_is_reported_and_left_out(monkeypatch):
     monkeypatch.setattr(patchers.shutil, "which", lambda program: None)
     delta = next(drawn(1 << 20, [0.01], 0, silent))
     measured = measure_delta(delta, CodecOptions(baselines=("bsdiff", "int32")), silent)

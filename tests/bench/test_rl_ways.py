@@ -34,7 +34,7 @@ def subscribe(publisher: Publisher, place: Path, policy: torch.nn.Module) -> Sub
     return Subscriber(policy, config, adopt=True)
 
 
-def test_what_one_process_puts_up_all_see(tmp_path: Path) -> None:
+def test_all_processes_see_the_version_on_the_board(tmp_path: Path) -> None:
     one, other = Board(tmp_path / "board"), Board(tmp_path / "board")
     assert other.version == 0
     one.put_up(7)

@@ -14,7 +14,7 @@ def silent(line: str) -> None:
 
 
 class FakeRun:
-    """Units that change at random; `versions` keeps what was published."""
+    """Units that change at random; `versions` keeps the published ones."""
 
     def __init__(self, seed=0, fail_at=99):
         self.rng = np.random.default_rng(seed)
@@ -57,7 +57,7 @@ def test_every_step_comes_back_bit_for_bit(tmp_path):
     )
 
 
-def test_history_tells_the_last_change_of_each_unit_and_its_direction(tmp_path):
+def test_history_holds_the_last_change_of_each_unit_and_its_direction(tmp_path):
     run = recorded(tmp_path / "fake", FakeRun(1))
     flat = [np.concatenate([version[name] for name in sorted(SHAPES)]) for version in run.versions]
     last, rose = np.zeros(flat[0].size, int), np.zeros(flat[0].size, bool)
@@ -79,7 +79,7 @@ def test_a_run_that_broke_off_leaves_no_trajectory(tmp_path):
     assert len(read_about(tmp_path / "fake").steps) == 6
 
 
-def test_what_is_there_is_not_made_again(tmp_path):
+def test_existing_trajectories_are_not_made_again(tmp_path):
     recorded(tmp_path / "qwen3-lr1e-06-seed1", FakeRun())
     stamp = (tmp_path / "qwen3-lr1e-06-seed1" / "about.json").stat().st_mtime_ns
     (folder,) = make_missing(tmp_path, ["qwen3"], [1e-6], progress=silent)

@@ -90,7 +90,7 @@ def test_help_documents_the_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_keeps_what_stands_in_brackets_and_names_the_variables(
+def test_help_keeps_text_in_brackets_and_names_the_variables(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -104,7 +104,7 @@ def test_help_keeps_what_stands_in_brackets_and_names_the_variables(
         assert f"P2PSYNC_{name.replace(' ', '_').upper()}_" in shown
 
 
-def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+def test_the_list_of_commands_agrees_with_the_help_of_each() -> None:
     group = typer.main.get_command(app)
     for name, entry in ENTRIES.items():
         told = group.commands[name].help  # type: ignore[attr-defined]

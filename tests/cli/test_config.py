@@ -66,9 +66,7 @@ def test_a_key_is_an_options_name_with_dashes_or_underscores_and_one_string_is_a
         ("[trainer", "is not a TOML file"),
     ],
 )
-def test_what_no_command_knows_is_refused_with_the_nearest_that_one_does(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         read(tmp_path, text)
 

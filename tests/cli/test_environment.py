@@ -77,7 +77,7 @@ def test_a_service_link_is_no_option_whichever_it_falls_on(
 
 
 @pytest.mark.parametrize(("daemon", "option"), NUMBERS, ids=lambda part: getattr(part, "name", part))
-def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(
+def test_a_bad_variable_is_named_with_its_value_and_the_expected_form(
     daemon: str, option: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variable = f"P2PSYNC_{daemon}_{option.name}".upper()  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(
     assert error.count("\n") == 1
 
 
-def test_a_number_out_of_bounds_is_told_the_bound(
+def test_a_number_out_of_bounds_is_refused_with_the_bound(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("P2PSYNC_THREADS", "0")

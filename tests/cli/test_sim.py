@@ -1,4 +1,4 @@
-"""`p2psync sim`: what scripts and people rely on."""
+"""`p2psync sim` keeps its contract with scripts and people."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
         (("faults", "--fault", "meteor"), "--fault meteor: choose of"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(run: Run, words: tuple[object, ...], message: str) -> None:
+def test_impossible_options_are_refused_in_one_line(run: Run, words: tuple[object, ...], message: str) -> None:
     code, out, err = run(*words)
     assert code in (1, 2) and out == ""
     assert message in err and err.count("\n") == 1

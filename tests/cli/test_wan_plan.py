@@ -1,4 +1,4 @@
-"""`p2psync wan plan`: what scripts and people rely on."""
+"""`p2psync wan plan` keeps its contract with scripts and people."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nodes_that_cannot_be_reached_are_named(run: Run, tmp_path: Path) -> Non
     assert "unreachable  1 of 4: b-0" in out
 
 
-def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: Path) -> None:
+def test_a_plan_that_reaches_no_node_has_no_rate_and_reports_that(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text('trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n[region.b]\nhosts = 2\nup = 10\n')
     code, out, _ = run(file)
@@ -96,7 +96,7 @@ def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: 
         ("[region.b]\nhosts = 1\nup = inf", "region b: it needs a host, and rates"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_by_its_table(run: Run, tmp_path: Path, text: str, message: str) -> None:
+def test_an_error_in_a_file_names_its_table(run: Run, tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text(f'trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n{text}\n')
     code, _, err = run(file)

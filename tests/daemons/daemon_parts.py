@@ -23,7 +23,7 @@ from forked_daemons import Forked
 from p2psync.protocol.keys import private_text, public_text
 
 Event = dict[str, Any]
-#: No wait is longer (seconds): what takes longer has failed.
+#: Maximum seconds of any wait; a longer one fails the test.
 LIMIT = 40.0
 ROOT = Path(__file__).resolve().parents[2]
 _libc = ctypes.CDLL(None)
@@ -36,7 +36,7 @@ class Process:
     def __init__(
         self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts, fresh: bool = False
     ) -> None:
-        """signals: sets what the process inherits, one of `child_signals`. fresh: a new interpreter, not a fork."""
+        """signals: sets the signal handling that the process inherits, one of `child_signals`. fresh: a new interpreter, not a fork."""
         self.args = [str(arg) for arg in args]
         self.events: list[Event] = []
         self.output = ""
@@ -212,7 +212,7 @@ class Swarm:
         return () if self.plans else ("--no-plan",)
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kills the processes that still run."""
         for process in self.processes:
             if process.process.poll() is None:
                 process.process.kill()

@@ -1,4 +1,4 @@
-"""Trainers, hubs and actors of one process, on one loop and over real sockets, and what they told."""
+"""Trainers, hubs and actors of one process, on one loop and over real sockets, and their events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from p2psync.trainer.node import TrainerNode
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
-#: No wait is longer (seconds): what takes longer has failed.
+#: Maximum seconds of any wait; a longer one fails the test.
 LIMIT = 30.0
 
 T = TypeVar("T", bound=Event)
@@ -63,7 +63,7 @@ class Heard:
 
 
 class Actor:
-    """An actor node and what it told."""
+    """An actor node and its events."""
 
     def __init__(self, node: ActorNode, heard: Heard) -> None:
         self.node = node

@@ -108,7 +108,7 @@ class Soak:
             yield f"kill {self.kills}: {moment}, {late} too late before: converged in {seconds:.2f} s"
 
     def one(self, moment: Moment) -> int:
-        """One kill that interrupts what it is to interrupt; returns how many came too late before it."""
+        """Kills until one kill interrupts something; returns how many came too late before it."""
         for late in range(self.most_late):
             try:
                 self._kill(moment, self.rng.random() * LATER / 2**late)
@@ -139,7 +139,7 @@ class Soak:
         self.kills += 1
 
     def write(self) -> dict[str, str]:
-        """The next checkpoint, on its way to the trainer; returns what every actor should hold."""
+        """Writes the next checkpoint for the trainer; returns the files that every actor should hold."""
         if self.rng.random() < 0.15:
             self.model.files["config.json"] += b" "  # a layout that changes is another path through the engines
         version = self.swarm.publish(self.model.step(), None)
@@ -148,7 +148,7 @@ class Soak:
         return sums(newest)
 
     def converge(self, wanted: dict[str, str]) -> None:
-        """Wait until both actors hold these files, then look at what was told."""
+        """Wait until both actors hold these files, then check the events."""
         for name in ("one", "two"):
             actor = self.daemons[name]
             held = actor.wait_until(lambda events, name=name: self.swarm.current(name) == wanted, limit=LIMIT)

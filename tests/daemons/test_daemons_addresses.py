@@ -1,4 +1,4 @@
-"""Daemons in networks of one family and of both; and what they print is what others paste."""
+"""Daemons in networks of one family and of both; and others can use the printed URLs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_swarm_lives_on_a_machine_without_ipv4(swarm: Swarm) -> None:
     inside(live, [NO_IPV4])
 
 
-def test_actors_of_either_family_run_by_what_a_trainer_of_both_prints(swarm: Swarm) -> None:
+def test_actors_of_either_family_join_by_the_url_of_a_trainer_of_both(swarm: Swarm) -> None:
     def live() -> str:
         trainer = swarm.trainer(host="", hub_port=0)
         line = printed(trainer)
@@ -53,7 +53,7 @@ def test_actors_of_either_family_run_by_what_a_trainer_of_both_prints(swarm: Swa
     assert f"--join http://{OWN_V4}:" in inside(live, LINK)
 
 
-def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_plainly(swarm: Swarm) -> None:
+def test_a_hub_without_an_address_for_others_warns_and_its_url_is_refused_plainly(swarm: Swarm) -> None:
     def live() -> tuple[str, str]:
         hub = swarm.run("hub", "--trust", swarm.public, "--port", 0, "--json", "-")
         line = printed(hub)

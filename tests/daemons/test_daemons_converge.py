@@ -113,7 +113,7 @@ def test_a_local_copy_of_the_base_spares_the_anchor(running: Running) -> None:
     assert sum(event["payload_bytes"] for event in actor.find("Fetching")) == sum(deltas)
 
 
-def test_verify_tells_right_from_wrong_and_status_shows_all(running: Running, tmp_path: Path) -> None:
+def test_verify_finds_wrong_bits_and_status_shows_all_nodes(running: Running, tmp_path: Path) -> None:
     swarm, version = running.swarm, max(running.swarm.sums)
     good = swarm.run("verify", swarm.place / "one" / "current", "--join", swarm.url, "--trust", swarm.public)
     stale = swarm.run("verify", swarm.place / "version-0", "--join", swarm.url, "--trust", swarm.public, "--json", "-")

@@ -43,7 +43,7 @@ def test_publish_seeds_until_the_actors_have_it_and_goes(swarm: Swarm) -> None:
     assert "Traceback" not in hub.stderr
 
 
-def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) -> None:
+def test_a_version_signed_by_another_key_is_not_committed(swarm: Swarm, tmp_path: Path) -> None:
     """A hub that was talked into trusting a stranger announces the stranger's run; the actor trusts its own key."""
     stranger = tmp_path / "stranger"
     stranger.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
@@ -64,7 +64,7 @@ def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) 
     assert [event["version"] for event in actor.find("Committed")] == [0]
 
 
-def test_publish_says_so_when_nobody_comes_for_it(swarm: Swarm) -> None:
+def test_publish_reports_that_no_actor_came(swarm: Swarm) -> None:
     swarm.hub()
     Model(rows=64).write(swarm.place / "checkpoint")
     done = publishing(swarm, swarm.place / "checkpoint", "--timeout", 0.5)
@@ -92,7 +92,7 @@ async def test_publish_does_not_wait_for_ever_for_a_member_that_never_acknowledg
         assert actor.find("Committed", version=0)
 
 
-async def test_publish_names_whom_it_waited_for_when_its_time_is_up(swarm: Swarm) -> None:
+async def test_publish_names_the_missing_actors_at_its_timeout(swarm: Swarm) -> None:
     swarm.hub(ttl=60)
     Model(rows=64).write(swarm.place / "checkpoint")
     async with await silent(swarm):

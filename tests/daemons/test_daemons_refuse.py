@@ -98,7 +98,7 @@ def test_a_second_trainer_with_one_store_is_refused(running: Swarm) -> None:
     assert "in use by another process" in refused(running.trainer(hub=False, token=TOKEN))
 
 
-def test_a_directory_whose_current_is_not_ours_is_refused(running: Swarm) -> None:
+def test_a_directory_with_a_foreign_current_is_refused(running: Swarm) -> None:
     place = running.place / "foreign" / "current"
     place.mkdir(parents=True)
     (place / "precious.txt").write_text("mine")
@@ -213,7 +213,7 @@ def refused_later(process: Process) -> str:
 
 
 @pytest.mark.parametrize("command", ["hub", "actor"])
-def test_a_daemon_of_the_background_leaves_interrupts_ignored_and_ends_when_told(running: Swarm, command: str) -> None:
+def test_a_daemon_in_the_background_ignores_interrupts_and_ends_at_sigterm(running: Swarm, command: str) -> None:
     words: dict[str, list[object]] = {
         "hub": ["--port", 0],
         "actor": ["--join", running.url, "--into", running.place / "background", "--token", TOKEN],

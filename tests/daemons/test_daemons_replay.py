@@ -12,7 +12,7 @@ from p2psync.protocol.manifest import SignedManifest, decode_body
 from p2psync.trainer.run_state import RunState
 
 
-async def test_an_actor_does_not_go_back_to_what_an_old_view_announces(swarm: Swarm) -> None:
+async def test_an_actor_does_not_go_back_to_a_version_of_an_old_view(swarm: Swarm) -> None:
     hub = swarm.hub()
     trainer = swarm.trainer(hub=False, anchor_ratio=50)
     model = Model(rows=64)

@@ -66,7 +66,7 @@ def test_the_same_bits_again_are_not_published(shared: Swarm, trainer: Process, 
     ],
     ids=["cut", "empty", "huge header", "odd header", "unknown type", "too long"],
 )
-def test_a_broken_file_is_told_in_one_line_and_the_next_checkpoint_is_published(
+def test_a_broken_file_is_reported_in_one_line_and_the_next_checkpoint_is_published(
     shared: Swarm, trainer: Process, model: Model, damage: object, request: pytest.FixtureRequest
 ) -> None:
     assert callable(damage)

@@ -119,7 +119,7 @@ OF_DIRECTORIES: Sequence[Damage] = (delete, empty, to_file, to_nowhere, to_fifo,
 
 
 def places(root: Path, spared: Callable[[Path], bool]) -> list[Path]:
-    """Everything below a directory, in a fixed order, but for what is spared."""
+    """Returns everything below a directory, in a fixed order, without spared paths."""
     found = [path for path in root.rglob("*") if not spared(path) and not path.name.startswith(".theirs")]
     return sorted(found)
 

@@ -223,7 +223,7 @@ def _check_versions(store: Store, builder: LocalVersionBuilder, source: Arrays, 
 
 
 def run_cases(seeds: range, report: Report, on: Path | None = None) -> None:
-    """Run these seeds, and note what came of them. on: a directory of the file system to be used."""
+    """Runs these seeds, and collects their outcomes. on: a directory of the file system to be used."""
     with tempfile.TemporaryDirectory(prefix="p2psync-damage-", dir=on) as folder:
         place = Path(folder)
         published = Published(place / "published")

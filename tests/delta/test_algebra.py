@@ -49,7 +49,7 @@ def join(a, b):
 
 
 def equal(a, b):
-    """Equal in what they do: None, dense or sparse."""
+    """Checks that blocks have equal effects: None, dense or sparse."""
     if a is None or b is None:
         return a is b
     parts = [next(iter(split_block(Block(x.row, x.start, x.count, *_sparse(x)), 1 << 20))) for x in (a, b)]

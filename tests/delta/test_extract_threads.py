@@ -60,7 +60,7 @@ def test_extract_is_thread_safe_at_its_first_calls() -> None:
 
 
 def test_compiled_loops_share_no_memory_between_threads() -> None:
-    # With one arena for all threads, what one of them frees is what another one is given next.
+    # With one arena for all threads, memory freed by one thread is given to another one next.
     alone = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run([sys.executable, "-c", _TIGHT], capture_output=True, text=True, check=False, env=alone)
     assert done.returncode == 0, done.stderr

@@ -310,7 +310,7 @@ def test_reader_refuses_more_changes_than_selected_units(part: int) -> None:
     known = int(np.bitwise_count(history.known).sum())
     units = (GRID - known, known)[part]
     tables = unpack_streams(memoryview(found[2 * part]), 2, 1 << 20)[0].tobytes()
-    # Row 0, block 0, all changes of class 0: the zigzag of what are one too many.
+    # Row 0, block 0, all changes of class 0: one step too many in zigzag coding.
     classes = max(reference_tight.read_tables(tables)[0][1:]) + 1
     tail = varint(len(found[2 * part + 1]))
     for more, match in ((units + 1, f"{units + 1} changes among {units} units"), (units, "symbols|another base")):

@@ -12,7 +12,7 @@ from pages import GENERATED, ROOT, all_pages, blocks, prose
 
 from docs.generate.commands import root
 
-#: Pages that tell what was: commands in them may be gone.
+#: Pages of history: commands in them may be gone.
 HISTORY = ROOT / "docs" / "experiments"
 #: Texts that look like command lines but are none.
 NO_COMMANDS = {"p2psync tensor v1"}

@@ -1,4 +1,4 @@
-"""Every block of Python in the pages compiles, and what it imports from p2psync is there."""
+"""Every block of Python in the pages compiles, and its imports from p2psync exist."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def messages() -> list[str]:
 
 @cache
 def texts() -> str:
-    """Every text in the code, with a zero character for what is filled in."""
+    """Returns every text in the code, with a zero character in place of values."""
     parts = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -57,7 +57,7 @@ def test_a_message_is_given_by_the_code(message: str) -> None:
     assert missing(message) == []
 
 
-def test_a_message_that_nobody_gives_is_found() -> None:
+def test_a_message_that_no_code_gives_is_found() -> None:
     assert missing("the hub at URL has gone for lunch") == ["has gone for lunch"]
 
 

@@ -1,4 +1,4 @@
-"""Pairs of tensors for the extraction on a device, and what the CPU finds in them."""
+"""Pairs of tensors for the extraction on a device, and the changes that the CPU finds in them."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def perturb(weights: Weights, seed: int, share: float = 0.01) -> Weights:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file under `root`, hidden ones too, and links as what they are."""
+    """Returns every file under `root`, hidden ones too, and links as links."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_symlink():
@@ -97,7 +97,7 @@ class Run:
         return self.chunks.get((manifest_id, chunk))
 
     def anchor(self, version: int, checkpoint: Checkpoint | Path) -> PathStep:
-        """Publish a version whole."""
+        """Publishes a version whole."""
         with _opened(checkpoint) as new:
             rows = [
                 TableRow(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs
@@ -105,7 +105,7 @@ class Run:
             return self._publish(None, version, rows, {}, {spec: new.units(spec) for spec in new.specs})
 
     def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> PathStep:
-        """Publish what leads from one checkpoint to another."""
+        """Publishes the delta from one checkpoint to another."""
         with _opened(old) as a, _opened(new) as b:
             before, after = ({spec: c.units(spec) for spec in c.specs} for c in (a, b))
             return self.delta_of(base, version, before, after)
@@ -113,7 +113,7 @@ class Run:
     def delta_of(
         self, base: int, version: int, before: Mapping[TensorSpec, Units], after: Mapping[TensorSpec, Units]
     ) -> PathStep:
-        """Publish what leads from some tensors to others."""
+        """Publishes the delta from some tensors to others."""
         rows = [TableRow(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
         return self._publish(base, version, rows, before, after)
 

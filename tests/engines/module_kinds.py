@@ -1,4 +1,4 @@
-"""Torch modules of many kinds, from (rows, 4) to (rows, 4), and what wraps them."""
+"""Torch modules of many kinds, from (rows, 4) to (rows, 4), and their wrappers."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Odd(nn.Module):
 
 
 class Recurrent(nn.LSTM):
-    """The first of what an LSTM gives."""
+    """Returns the first output of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)

@@ -6,7 +6,7 @@ import threading
 
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
 
-#: Far above what it takes; a hang fails the test.
+#: Far above the time of a hand-off; a hang fails the test.
 LONG = 60.0
 
 

@@ -1,4 +1,4 @@
-"""Extraction on a device finds what the CPU finds, in groups of bounded size. Here the device is the CPU."""
+"""Extraction on a device finds the same changes as the CPU, in groups of bounded size. Here the device is the CPU."""
 
 from __future__ import annotations
 

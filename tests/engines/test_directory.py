@@ -311,7 +311,7 @@ def test_after_a_power_loss_the_live_slot_is_digested_before_it_is_trusted(tmp_p
         assert current(root) == tree(made[1])
         commit_path(run, engine, run.steps[1, 2])
         commit_path(run, engine, run.steps[2, 3])
-    # Both lost one: nothing is live, but what is sound of the last live slot need not travel again.
+    # Both lost one: nothing is live, but sound files of the last live slot need not travel again.
     for slot in "ab":
         _flip(root / ".p2psync" / "slots" / slot / "model-1.safetensors")
     run.anchor(3, made[3])
@@ -400,7 +400,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / name).iterdir()] == ["current"]
 
 
-def test_a_second_process_is_told_that_the_directory_is_kept(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_while_the_directory_is_in_use(tmp_path: Path) -> None:
     run, _ = published(tmp_path, 1)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         commit_path(run, engine, run.steps[None, 0])

@@ -35,7 +35,7 @@ def chain(served: Served, count: int) -> tuple[Run, list[Version]]:
     return run, versions
 
 
-def test_every_commit_leaves_what_a_fresh_load_would(served: Served) -> None:
+def test_every_commit_leaves_the_bits_of_a_fresh_load(served: Served) -> None:
     run, versions = chain(served, 5)
     for number in range(1, 5):
         commit_path(run, served.engine, run.steps[number - 1, number], shuffle=number)

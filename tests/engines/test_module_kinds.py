@@ -40,7 +40,7 @@ def outputs(module: nn.Module) -> torch.Tensor:
     st.sampled_from(sorted(WRAPPERS)),
     st.sampled_from(sorted(WRAPPERS)),
 )
-def test_a_module_computes_with_the_weights_of_another_whatever_wraps_either(
+def test_a_module_computes_with_the_weights_of_another_in_any_wrapper(
     parts: list[tuple[str, str, str]], outer: str, other_outer: str
 ) -> None:
     kinds = [kind for kind, _, _ in parts]
@@ -80,7 +80,7 @@ def test_every_kind_has_the_names_of_its_own_state_dict(kind: str) -> None:
     assert {spec.name for spec in module_rows(module)} <= set(module.state_dict())
 
 
-def test_a_compiled_module_computes_with_what_is_live() -> None:
+def test_a_compiled_module_computes_with_the_live_weights() -> None:
     trained, module = nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager")
     module(ROWS)
     run = Run()

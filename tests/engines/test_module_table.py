@@ -36,7 +36,7 @@ def holding(tensor: torch.Tensor) -> nn.Module:
     return module
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 class Copies(nn.Linear):
@@ -91,7 +91,7 @@ def hooked() -> nn.Module:
 
 
 def marked(**marks: object) -> nn.Module:
-    """A layer whose weight has attributes by which a library marks what it has done to it."""
+    """A layer whose weight has attributes by which a library marks its transformations."""
     module = nn.Linear(4, 2)
     for name, value in marks.items():
         setattr(module.weight, name, value)
@@ -290,7 +290,7 @@ def test_tied_tensors_are_one_row_and_every_key_knows_which() -> None:
     assert set(table.names) == {"one.weight", "two.weight", "three"} and len(set(table.names.values())) == 1
 
 
-def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
+def test_a_misfit_lists_some_names_of_both_sides_and_a_remedy() -> None:
     one, two = (list(module_rows(nn.Sequential(*(nn.Linear(n, n) for _ in range(3))))) for n in (2, 3))
     assert describe_misfit(one, two) == (
         "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more): load the same architecture and dtypes"

@@ -49,7 +49,7 @@ def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_r
     assert engine.scrub()
 
 
-def test_a_scrub_reads_what_the_module_reads_now() -> None:
+def test_a_scrub_reads_the_current_tensors_of_the_module() -> None:
     module = Policy(1)
     _, engine, _ = brought(module)
     spec = next(spec for spec in engine.table() if spec.name == "big")
@@ -104,7 +104,7 @@ def test_cached_parametrizations_are_computed_again_after_a_commit() -> None:
 
 
 class Inexact(Extra):
-    """Rounds what it is given."""
+    """Rounds its input."""
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.scale = (state.float() + 0.5).round().bfloat16()

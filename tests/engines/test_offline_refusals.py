@@ -66,12 +66,12 @@ def test_one_flipped_bit_outside_the_change_is_a_wrong_base(place: Path) -> None
     refused(place, BaseMismatchError, place / "a", place / "d", place / "o")
 
 
-def test_a_second_apply_is_told_that_there_is_nothing_to_apply(place: Path) -> None:
+def test_a_second_apply_is_refused_as_already_applied(place: Path) -> None:
     round_trip(place, model(), step(model()))
     assert "already" in refused(place, BaseMismatchError, place / "out", place / "d", place / "o")
 
 
-def test_a_second_apply_of_a_delta_that_adds_files_is_told_so_too(place: Path) -> None:
+def test_a_second_apply_of_a_delta_that_adds_files_is_refused_too(place: Path) -> None:
     round_trip(place, model(), {**step(model()), "added.txt": b"x"})
     assert "already" in refused(place, BaseMismatchError, place / "out", place / "d", place / "o")
 

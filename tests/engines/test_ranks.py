@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def rank_main(rank: int, port: int, pipe: Connection) -> None:
-    """One rank: does what the test says, and answers."""
+    """Runs one rank: carries out the orders of the test, and answers."""
     import torch
     import torch.distributed as dist
     from fused_parts import Checkpointed, Fused, failing, learned, load, parameters, same_bits

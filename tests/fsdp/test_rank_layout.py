@@ -1,4 +1,4 @@
-"""Unit ranges are sets of units; a rank layout gives every unit one owner, which keeps what it needs."""
+"""Unit ranges are sets of units; a rank layout gives every unit one owner, and owners hold their units."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ async def answer(work: WorkClient, lease: str, item: str, version: int, rng: ran
         print(json.dumps([item, result]), file=told, flush=True)  # type: ignore[call-overload]
 
 
-# ---- the one who kills -----------------------------------------------------------------------------------------------
+# ---- the killing process ---------------------------------------------------------------------------------------------
 
 
 def fork(main: Callable[[], Coroutine[object, object, None]]) -> int:

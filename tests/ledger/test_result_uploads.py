@@ -155,7 +155,7 @@ async def test_concurrent_uploads_stay_within_their_bound(tmp_path: Path, clock:
             assert (await later).verdict == "accepted"
         for _, writer in slow:
             writer.close()  # type: ignore[attr-defined]
-        await until(lambda: service.uploads.size == 0)  # who hangs up gives its room back
+        await until(lambda: service.uploads.size == 0)  # a closed connection frees its bytes
         assert service.ledger.done == 2
     await served.stop()
 
@@ -231,7 +231,7 @@ async def test_a_cancelled_take_loses_no_result(served: HubWithLedger, actor: Hu
     assert [done.result for done in await served.service.take(1)] == [b"A"]
 
 
-async def test_the_loser_of_a_race_is_told_the_void_items(tmp_path: Path, clock: Clock) -> None:
+async def test_the_loser_of_a_race_gets_the_void_items(tmp_path: Path, clock: Clock) -> None:
     served = HubWithLedger(tmp_path / "other.db", clock, allot=True, first_items=2, hedge_margin=1)
     service = await served.start()
     async with HubClient(f"http://127.0.0.1:{served.port}") as hub:

@@ -1,4 +1,4 @@
-"""A vLLM engine takes work under its own membership, and begins it under an admissible version, whoever conducts it."""
+"""A vLLM engine takes work under its own membership, and begins it under an admissible version, with any conductor."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_joins_and_leaves_and_expiries_are_visible() -> None:
     assert core.expire(10) == []
 
 
-def test_acknowledging_a_version_is_shown_but_wakes_nobody() -> None:
+def test_acknowledging_a_version_is_shown_but_wakes_no_reader() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     granted = core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=3)

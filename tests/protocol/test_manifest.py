@@ -229,7 +229,7 @@ def test_a_tensor_of_many_huge_dimensions_is_refused_at_once() -> None:
 
 
 @pytest.mark.parametrize("bad", [("U8", (-1,)), ("F4", (3,)), ("BF\n16" * 99, (4,)), ("U8", (1 << 63,))])
-def test_an_error_is_one_line_of_bounded_length_whatever_the_names_are(bad: tuple[str, tuple[int, ...]]) -> None:
+def test_an_error_is_one_line_of_bounded_length_for_any_names(bad: tuple[str, tuple[int, ...]]) -> None:
     with pytest.raises(FormatError) as caught:
         unpack_table(pack_table([TableRow(TensorSpec(TensorKind.TENSOR, "a\nb\x1b" * 1000, *bad), True, True)]))
     assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()

@@ -18,7 +18,7 @@ from p2psync.rldemo.local import train
 from p2psync.rldemo.model import load_warm_start
 from p2psync.rldemo.result import RISE_MIN_STANDARD_ERRORS, conclude, reward_trend
 
-#: The fewest versions of a demonstration: what continuous integration runs.
+#: Versions of a demonstration in continuous integration, the fewest.
 VERSIONS = 12
 #: Mean rewards of `python -m p2psync.rldemo.local --staleness 1`, seed by seed.
 HEALTHY = {
@@ -52,7 +52,7 @@ def test_reward_trend_of_a_line_is_infinite_and_of_a_constant_zero() -> None:
 
 
 @pytest.mark.parametrize("seed", HEALTHY)
-def test_a_healthy_demonstration_passes_with_twice_what_is_asked_for(seed: int) -> None:
+def test_a_healthy_demonstration_passes_with_twice_the_required_rise(seed: int) -> None:
     for versions in (VERSIONS, 16):
         assert reward_trend(HEALTHY[seed][:versions]) > 2 * RISE_MIN_STANDARD_ERRORS
 

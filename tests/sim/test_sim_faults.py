@@ -26,7 +26,7 @@ def test_the_swarm_converges_despite_each_liar(kind: str) -> None:
         run_sim(seed, SimConfig(faults=(), liars=(kind, kind)))
 
 
-def test_without_faults_every_version_reaches_every_actor_and_nobody_is_banned() -> None:
+def test_without_faults_every_version_reaches_every_actor_and_no_peer_is_banned() -> None:
     for seed in range(5):
         report = run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
         assert report.bans == 0

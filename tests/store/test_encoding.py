@@ -119,7 +119,7 @@ def test_encoding_refuses_a_wrong_array_found_by_another_thread(threads: int) ->
         encoding.finish()
 
 
-def test_manifest_like_keeps_what_the_manifest_leads_to() -> None:
+def test_manifest_like_keeps_the_target_of_the_manifest() -> None:
     rows = [row(0, 300, 700)]
     pairs = model(rows, 0.02)
     tight, fast = (encode(rows, pairs, profile)[0] for profile in ("tight", "fast"))

@@ -63,7 +63,7 @@ def test_weak_uplinks_together_bind_below_the_trainers_own() -> None:
     assert "uplinks" in bound.because
 
 
-def test_the_wan_of_four_regions_is_bound_by_what_reaches_the_worst_connected(tmp_path: Path) -> None:
+def test_the_wan_of_four_regions_is_bound_by_the_links_into_the_worst_connected(tmp_path: Path) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(FOUR_REGIONS)
     bound = broadcast_bound(load(file))

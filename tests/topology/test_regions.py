@@ -37,7 +37,7 @@ def same(found: np.ndarray, truth: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cities_are_told_apart_through_jitter_and_last_miles(seed: int) -> None:
+def test_cities_are_distinguished_through_jitter_and_last_miles(seed: int) -> None:
     truth = [k % 6 for k in range(30)]
     assert same(cluster(measured(truth, seed)), truth)
 

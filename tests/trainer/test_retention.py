@@ -42,7 +42,7 @@ def test_an_anchor_is_due_when_none_leads_to_the_head() -> None:
     assert anchor_due([announcement(0, size=1000), announcement(2, 1)], 1.0)
 
 
-def test_a_new_anchor_retires_the_old_one_and_what_leads_to_it() -> None:
+def test_a_new_anchor_retires_the_old_one_and_its_deltas() -> None:
     lineage = [*chain(100), announcement(100, size=1000), announcement(101, 100)]
     assert names(to_retire(lineage, [member(101)], 0)) == names(chain(100))
 

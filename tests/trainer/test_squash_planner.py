@@ -93,7 +93,7 @@ def test_a_squash_that_came_out_large_is_not_announced() -> None:
     assert not SquashPlanner(min_saved_bytes=1 << 30).is_worth(found, 0)
 
 
-# ---- and what becomes of them ----
+# ---- their retirement ------------
 
 
 def test_a_squash_is_retired_when_no_member_is_behind_it() -> None:

@@ -158,7 +158,7 @@ def test_tight_deltas_are_recorded_as_they_are_published_and_records_go_with_the
     assert {path.name for path in records.iterdir()} == {packs[2].path.name}
 
 
-def test_a_restart_finds_the_records_and_clears_away_what_was_half_written(trainer: SquashableStore) -> None:
+def test_a_restart_finds_the_records_and_removes_half_written_ones(trainer: SquashableStore) -> None:
     trainer.publish()
     for _ in range(3):
         trainer.publish("tight")

@@ -10,7 +10,7 @@ from version_soak import ResourceUsage, Soak, open_files
 
 from p2psync.store.payloads import MAX_OPEN_PAYLOADS
 
-#: Versions; deltas after which an anchor is due; versions kept for who was away.
+#: Versions; deltas after which an anchor is due; versions kept for absent members.
 VERSIONS, ANCHOR_DELTAS, KEEP = 120, 10, 4
 #: Of two stores: files open, each with its map, and whatever else a process opens.
 MAX_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
@@ -20,7 +20,7 @@ MAX_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
 async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> None:
     readings: list[ResourceUsage] = []
     told: set[bytes] = set()
-    others = open_files()  # what earlier tests of this process left open
+    others = open_files()  # files that earlier tests of this process left open
     async with Soak(tmp_path, anchor_ratio=1e9, anchor_deltas=ANCHOR_DELTAS, keep=KEEP) as soak:
         for version in range(VERSIONS):
             await soak.publish()
@@ -32,7 +32,7 @@ async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> Non
         assert soak.actor.position == soak.trainer.position
         retired = told - {pack.id for store in (soak.trainer.runner.store, soak.actor.store) for pack in store.packs()}
         assert len(retired) > VERSIONS / 2
-        # The hub tells of what changed of late; nobody else remembers what was retired.
+        # The hub remembers recent changes; nothing else remembers retired versions.
         hub, soak.trainer.hub = soak.trainer.hub, None
         known = names([soak.trainer, soak.actor])
         soak.trainer.hub = hub

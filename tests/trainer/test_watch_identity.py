@@ -158,7 +158,7 @@ def test_an_unlistable_directory_is_not_taken_for_gone(disk: Disk) -> None:
 
 def test_a_checkpoint_replaced_in_place_is_published_at_each_change_of_weights(disk: Disk) -> None:
     watched = Watched(disk, settle=1)
-    for bits in "abab":  # a trainer may go back on purpose: what it writes in place is what it means
+    for bits in "abab":  # a trainer may go back on purpose, so weights written in place count
         disk.model("", bits)
         disk.write("tokenizer/tokenizer.json")
         assert watched.look() == [] and watched.look(1) == [""]

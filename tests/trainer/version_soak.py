@@ -1,8 +1,8 @@
-"""Publish thousands of small versions to one actor, and print what each thousand costs.
+"""Publishes thousands of small versions to one actor, and prints the costs of each thousand.
 
     python -m tests.trainer.version_soak --versions 10000
 
-One process holds a trainer with its hub, and an actor that keeps a directory; both are what the daemons run. The model
+One process holds a trainer with its hub, and an actor that keeps a directory; both are those of the daemons. The model
 is 1 MiB, and each version changes a few elements: its delta is far below 1/4096 of an anchor. Nothing that is printed
 may grow with the number of versions.
 """

@@ -111,7 +111,7 @@ class Disk:
         return [name for name in self.entries if not path or name == path or name.startswith(path + "/")]
 
     def listing(self) -> Listing:
-        """Returns what a scan sees now."""
+        """Returns the listing of a scan now."""
         return Listing.of(self.entries.values(), int(self.now * SECOND))
 
     def fingerprint_of(self, candidate: Candidate) -> str:
@@ -122,7 +122,7 @@ class Disk:
 
 
 class Watched:
-    """A watcher of such a disk that publishes what it is offered. history: (path, bits) of all versions."""
+    """A watcher of such a disk that publishes every candidate. history: (path, bits) of all versions."""
 
     def __init__(self, disk: Disk, *, settle: float = 0.0, backlog: bool = False, **rules: object) -> None:
         self.disk = disk

@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
-    # Servers are in groups of their own: who ends this ends them.
+    # Servers are in groups of their own, so this process must end them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     killed = run(args.times, args.tp, args.seed, args.seconds)
     print(f"killed in {dict(killed)} with {args.tp} ranks; no wrong bit served")

@@ -1,10 +1,10 @@
-"""Real vLLM on many architectures: is what is live after each commit what a fresh load would be?
+"""Compares the live weights after each commit with a fresh load, in real vLLM on many architectures.
 
     python -m tests.vllm_engine.matrix [NAME …] [--quick] [--amx] [--json FILE] [--write PAGE]
 
 Each architecture has a process for the engine that follows, and one for the fresh loads. All parameters and
 buffers are compared bit for bit, and greedy tokens with their log-probabilities. What comes out is a table of: exact;
-refused, with the engine's reason; wrong, with what differs. Exits 1 if anything is wrong.
+refused, with the engine's reason; wrong, with the differences. Exits 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from p2psync.engines.vllm.conductor import commit_now
 VERSIONS = 3
 #: Seconds for a version of a tiny model to come and go live.
 COMMIT = 40.0
-#: Set, in the environment, to see what vLLM says, and tokens that differ.
+#: The environment variable that shows vLLM's output, and tokens that differ.
 VERBOSE = "P2PSYNC_MATRIX_VERBOSE"
 #: Seconds for one process of one architecture; a hang is told as such.
 LIMIT = 240.0
@@ -51,7 +51,7 @@ PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 300, 301])
 
 
 def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple[str, str]:
-    """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with what differs, or "failed" where
+    """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with the differences, or "failed" where
     vLLM itself does not run the model here."""
     with tempfile.TemporaryDirectory(prefix="p2psync-matrix-") as made:
         folder = Path(made)
@@ -110,7 +110,7 @@ def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
 
 
 def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
-    """An engine that begins with the first checkpoint and commits the others; writes what it was after each."""
+    """An engine that begins with the first checkpoint and commits the others; writes its bits and tokens after each."""
     with trainer(out.parent / "run") as source:
         source.publish(steps[0])
         llm = start(steps[0], dtype, amx)
@@ -258,7 +258,7 @@ def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
 
 
 def _spare_the_processor() -> None:
-    """Leave out what vLLM does for long-lived processes: collections over all that was imported, one more look through
+    """Omits work that vLLM does for long-lived processes: collections over all that was imported, one more look through
     all modules for each engine, and a process of its own to look at a model's class."""
     gc.collect = lambda *_: 0
     gc.unfreeze = lambda: None

@@ -1,6 +1,6 @@
 """A processor with AMX, as far as vLLM asks, on one without it (or with it).
 
-vLLM's operators that pack matrices for AMX have portable kernels, so what they pack is really computed with here. Two
+vLLM's operators that pack matrices for AMX have portable kernels, so the packed matrices are really used here. Two
 kernels would end the process where AMX is missing: attention goes on to see the processor as it is, and the grouped
 experts pack and compute by their portable kernel, which packs, too, in another layout.
 """

@@ -1,4 +1,4 @@
-"""Requests to a real vLLM server get the version that they ask for, or a 409, and answers say what made them."""
+"""Requests to a real vLLM server get the version that they ask for, or a 409, and answers carry their versions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ async def _commit_between(
     assert second["choices"] != first["choices"]
 
 
-async def test_a_server_that_conducts_itself_says_its_versions(
+async def test_a_server_that_conducts_itself_reports_its_versions(
     tmp_path: Path, model: Path, source: Trainer, session: aiohttp.ClientSession
 ) -> None:
     join = source.join()

@@ -74,7 +74,7 @@ def process_of(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def call_forked(function: Callable[..., Any], *args: Any) -> None:
-    """Call it in a process of the fork server: what it needs of torch is not imported here."""
+    """Call it in a process of the fork server: its parts of torch are not imported here."""
     process = _context().Process(target=function, args=args)
     process.start()
     process.join()
@@ -102,7 +102,7 @@ class _Forked:
 
 
 class _Context(ForkServerContext):
-    """Processes of the fork server, with the environment of who starts them."""
+    """Processes of the fork server, with the environment of their starter."""
 
     def Process(self, *, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:  # type: ignore[override]
         return ForkServerProcess(target=_run, args=(dict(os.environ), target, args, kwargs or {}), **options)
@@ -127,7 +127,7 @@ def _replace(context: Any) -> None:
 
 
 def _run(environment: Mapping[str, str], target: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> None:
-    """In a process of the fork server; what it starts is forked from it, and ends with who had it started."""
+    """In a process of the fork server; its children are forked from it, and end with its starter."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()

@@ -1,7 +1,7 @@
 """The emulated networks of this machine, and the remains of killed ones.
 
-Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free remains of a killed run,
-and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
+Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free is that of a
+killed run; its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Bbr:
         self._set_window(now, size, inflight)
 
     def lost(self, now: float, inflight: float) -> None:
-        """Conserves packets for one round trip; then the window is what it was."""
+        """Conserves packets for one round trip; then restores the window."""
         if now >= self._recovers_until:
             self._saved_window = max(self._saved_window, self.cwnd)
             self.cwnd = max(inflight, MIN_WINDOW)

@@ -106,7 +106,7 @@ class TcpConnection:
         self._pump()
 
     def _enter(self, burst: _Burst, size: int, hop: int) -> None:
-        """`size` bytes of a burst come to a link: all of it, or what is sent again."""
+        """Lets `size` bytes of a burst enter a link: all of it, or a retransmission."""
         if hop == len(self._path):
             self._arrive(burst, size)
             return

@@ -1,7 +1,7 @@
 """The orders that rank 0 sends to the other ranks, and the agreement of all ranks on a version at a start.
 
 Only rank 0, which knows the hub, decides whether and when a delta or an anchor is made. The training loops of the other
-ranks hand over their shards; the orders say what is done with them.
+ranks hand over their shards; the orders tell the use of these shards.
 """
 
 from __future__ import annotations

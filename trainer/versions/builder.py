@@ -103,7 +103,7 @@ class LocalVersionBuilder:
         """root: directory of the snapshot. run: 32 hex digits. epoch: of the versions to be made; may be set later.
 
         published_state: makes the keeper of the published bits, in place of a `Snapshot`. on_trouble: takes a line
-        about damage and what was done about it, in the thread that calls the builder. Raises `StoreError`.
+        about damage and its repair, in the thread that calls the builder. Raises `StoreError`.
 
         A snapshot that is behind the store, or whose bits are not those that were signed, is brought up from the
         store's packs. Packs that do not decode are dropped.
@@ -389,7 +389,7 @@ class LocalVersionBuilder:
         self._must_recover = False
 
     def _apply_packs(self, packs: list[Pack]) -> Pack | None:
-        """Apply these packs to the snapshot; returns the first one that does not decode to what it says."""
+        """Apply these packs to the snapshot; returns the first one that does not decode to its digest."""
         for pack in packs:
             try:
                 self._advance(pack)

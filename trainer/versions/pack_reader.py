@@ -60,6 +60,6 @@ def compare_whole(pack: Pack, units_of: Callable[[TensorSpec], Units]) -> None:
 
 
 def pack_name(pack: Pack) -> str:
-    """Returns what a pack holds, in words."""
+    """Returns a description of a pack's version."""
     m = pack.manifest
     return f"the anchor of version {m.version}" if m.base is None else f"the delta {m.base} → {m.version}"

@@ -1,4 +1,4 @@
-"""Replaces what was published and cannot be used: versions that no actor runs, and packs with a damaged chunk."""
+"""Replaces published versions that cannot be used: versions that no actor runs, and packs with a damaged chunk."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PublishingNode(Protocol):
 
 
 class Replacement:
-    """Replaces what one trainer published; on its loop."""
+    """Replaces unusable versions of one trainer; on its loop."""
 
     def __init__(
         self,

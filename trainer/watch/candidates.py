@@ -128,7 +128,7 @@ class _CandidateInspector:
             marked=self._is_marked(time),
         )
 
-    # ---- what is part of it ----------------------------------------------------------------------------------------
+    # ---- the parts of a checkpoint ---------------------------------------------------------------------------------
 
     def _take_lone(self, entry: ListingEntry) -> None:
         self._take(entry)

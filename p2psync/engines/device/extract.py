@@ -1,4 +1,4 @@
-"""Extraction on a device: finds on the device what `delta.extract` finds on a CPU.
+"""Extraction on a device: finds the changes on the device, as `delta.extract` does on a CPU.
 
 Blocks are scanned in groups of bounded bytes, as a pipeline. While the device scans group g + 1, the changes of group g
 are copied to pinned memory, and the host hands over those of group g − 1. The host waits once for each group; then the

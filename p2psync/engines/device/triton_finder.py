@@ -1,4 +1,4 @@
-"""Finds changed units with two Triton kernels. The first reads both versions once, the second only what changed.
+"""Finds changed units with two Triton kernels. The first reads both versions once, the second only changed words.
 
 The first kernel compares 64-bit words, 4 bf16 units at a time. For each tile it lists the words that differ, in the
 tile's own slots. The second kernel reads the units of the listed words, counts the changes of its tile, reserves as

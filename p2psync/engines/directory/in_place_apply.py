@@ -298,7 +298,7 @@ class PathApplier:
                 self._waiting[step] += wanted
 
     def advance(self) -> None:
-        """Does what needs no further chunk: steps without chunks, layouts whose headers are known."""
+        """Applies everything that needs no further chunk: steps without chunks, layouts whose headers are known."""
         with self._mark_broken_on_error():
             self._advance()
 

@@ -75,7 +75,7 @@ class LiveEngine(ModuleEngine):
     def _check_live(self) -> bool:
         intact = self._ranks.is_intact()
         if not intact:
-            self._refuse("live weights are not what was committed: memory is at fault, or something else wrote them")
+            self._refuse("live weights are not the committed ones: memory is at fault, or something else wrote them")
         return intact
 
     def _prepare(self, changes: Sequence[TensorChange], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:

@@ -129,7 +129,7 @@ class RankWriter:
         self._changes, self._writes, self._digest_gain, self._nonfinite_gain = [], [], 0, 0
 
     def is_intact(self) -> bool:
-        """Returns whether every mapped live unit, and every copy, is what was loaded or written last. Reads all."""
+        """Returns whether every mapped live unit, and every copy, holds the bits loaded or written last. Reads all."""
         return self._digest_all() == self._expected_digest and (self._derived is None or self._derived.is_intact())
 
     def gather_into(self, tensor: int, units: Units) -> None:

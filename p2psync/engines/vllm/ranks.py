@@ -76,7 +76,7 @@ class EngineRanks:
         self._run_and_agree(lambda: self.writer.prepare(edits))
 
     def is_intact(self) -> bool:
-        """At rank 0: returns whether the live bits of all ranks are what was written last."""
+        """At rank 0: returns whether the live bits of all ranks are those written last."""
         self._send(_RankCommand.SCRUB)
         try:
             self._run_and_agree(self._check_intact)
