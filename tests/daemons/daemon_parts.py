@@ -36,7 +36,7 @@ class Process:
     def __init__(
         self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts, fresh: bool = False
     ) -> None:
-        """signals: sets the signal handling that the process inherits, one of `child_signals`. fresh: a new interpreter, not a fork."""
+        """signals: sets the process' signal handling, one of `child_signals`. fresh: a new interpreter, not a fork."""
         self.args = [str(arg) for arg in args]
         self.events: list[Event] = []
         self.output = ""

@@ -260,7 +260,7 @@ def test_block_may_be_applied_and_recorded_before_the_next() -> None:
         assert new is None or np.array_equal(made, new)
 
 
-# ---- what does not fit
+# ---- misfits
 
 
 def test_history_chunk_is_refused_without_its_history() -> None:
