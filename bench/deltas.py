@@ -54,8 +54,8 @@ class ModelDelta:
     name: str
     source: str
     rows: list[TableRow]
-    olds: list[Bits]
-    news: list[Bits]
+    old_bits: list[Bits]
+    new_bits: list[Bits]
     history: ModelHistory | None = None
     rate: float | None = None
     step: int | None = None
@@ -64,9 +64,9 @@ class ModelDelta:
     @property
     def units(self) -> int:
         """Units of the whole model."""
-        return sum(old.size for old in self.olds)
+        return sum(old.size for old in self.old_bits)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of one copy."""
-        return sum(old.nbytes for old in self.olds)
+        return sum(old.nbytes for old in self.old_bits)

@@ -66,13 +66,13 @@ class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def cut_part(olds: Sequence[Bits], news: Sequence[Bits], limit: int) -> tuple[Bits, Bits]:
+def cut_part(old_bits: Sequence[Bits], new_bits: Sequence[Bits], limit: int) -> tuple[Bits, Bits]:
     """The same share of every tensor, from its beginning: at most `limit` bytes of one copy in all."""
-    share = min(1.0, limit / max(1, sum(old.nbytes for old in olds)))
-    cuts = [int(old.size * share) for old in olds]
+    share = min(1.0, limit / max(1, sum(old.nbytes for old in old_bits)))
+    cuts = [int(old.size * share) for old in old_bits]
     return (
-        np.concatenate([old[:cut] for old, cut in zip(olds, cuts, strict=True)]),
-        np.concatenate([new[:cut] for new, cut in zip(news, cuts, strict=True)]),
+        np.concatenate([old[:cut] for old, cut in zip(old_bits, cuts, strict=True)]),
+        np.concatenate([new[:cut] for new, cut in zip(new_bits, cuts, strict=True)]),
     )
 
 

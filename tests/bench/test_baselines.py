@@ -34,8 +34,10 @@ def test_gaps_of_every_length_in_matrices_and_vectors_come_back(baseline):
     shapes = [(300, 1000), (7,), (5,), (70000,), (2, 3, 70000), (400000, 1)]
     wheres = [far_apart(300000), [], [0, 4], far_apart(70000), [0, 139999, 419999], [3, 399999]]
     rows = rows_of(*shapes)
-    olds, news = zip(*(changed(rng, shape, where) for shape, where in zip(shapes, wheres, strict=True)), strict=True)
-    size = baselines.measure_baseline(baseline, rows, olds, news)
+    old_bits, new_bits = zip(
+        *(changed(rng, shape, where) for shape, where in zip(shapes, wheres, strict=True)), strict=True
+    )
+    size = baselines.measure_baseline(baseline, rows, old_bits, new_bits)
     assert size.changed == sum(map(len, wheres))
 
 

@@ -47,7 +47,7 @@ def test_every_step_comes_back_bit_for_bit(tmp_path):
     seen = []
     for delta in replay(tmp_path / "fake", [1, 4, 6]):
         before, after = run.versions[delta.step - 1], run.versions[delta.step]
-        for row, old, new in zip(delta.rows, delta.olds, delta.news, strict=True):
+        for row, old, new in zip(delta.rows, delta.old_bits, delta.new_bits, strict=True):
             assert row.spec.shape == SHAPES[row.spec.name]
             assert np.array_equal(old, before[row.spec.name]) and np.array_equal(new, after[row.spec.name])
         seen.append(delta.step)

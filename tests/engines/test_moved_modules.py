@@ -19,7 +19,7 @@ from p2psync.engines.module.table import LiveTable
 from p2psync.errors import EngineError, ModuleError
 
 
-def brought(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
+def committed_engine(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
     """A module at version 0, and a delta to version 1."""
     run, versions = Run(), [version_of(module)]
     versions.append(stepped(versions[0], 1))
@@ -31,7 +31,7 @@ def brought(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
 
 def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_refused() -> None:
     module = Policy(1)
-    run, engine, versions = brought(module)
+    run, engine, versions = committed_engine(module)
     module.big.data = module.big.data.clone()
     stage = engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
@@ -51,7 +51,7 @@ def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_r
 
 def test_a_scrub_reads_the_current_tensors_of_the_module() -> None:
     module = Policy(1)
-    _, engine, _ = brought(module)
+    _, engine, _ = committed_engine(module)
     spec = next(spec for spec in engine.table() if spec.name == "big")
     module.load_state_dict(module.state_dict(), assign=True)
     assert engine.scrub()
@@ -121,7 +121,7 @@ def test_extra_state_that_is_not_kept_exactly_is_refused() -> None:
     with pytest.raises(ModuleError, match="set_extra_state does not keep the bits"):
         ModuleEngine(Inexact())
     module = Growing()
-    _, engine, _ = brought(module)
+    _, engine, _ = committed_engine(module)
     module.grow()
     with pytest.raises(ModuleError, match=r"no longer those it had at first \(_extra_state"):
         engine.scrub()
@@ -129,7 +129,7 @@ def test_extra_state_that_is_not_kept_exactly_is_refused() -> None:
 
 def test_a_failed_write_of_extra_state_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(Extra(), Extra())
-    run, engine, versions = brought(module)
+    run, engine, versions = committed_engine(module)
     kept = module[1].set_extra_state
     calls = iter([True])
 

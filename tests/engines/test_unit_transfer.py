@@ -158,16 +158,16 @@ def test_written_units_are_gathered_and_no_others_change(
         np.testing.assert_array_equal(old.view(flat.dtype), flat[place.start + where.astype(np.int64)])
         assert old.dtype.kind == "u"
     news = [rng.integers(0, 255, old.nbytes, np.uint8).view(old.dtype) for old in olds]
-    scatter, brought = unit_transfer.torch_scatter, list[int]()
+    scatter, uploaded = unit_transfer.torch_scatter, list[int]()
 
     def counted(group: unit_transfer.SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
-        brought.append(group.entries)
+        uploaded.append(group.entries)
         return scatter(group, values)
 
     monkeypatch.setattr(unit_transfer, "torch_scatter", counted)
     writes = unit_transfer.prepare_unit_writes(all_, news, device_bytes=device_bytes)
     assert all(torch.equal(place.bits, copy) for place, copy in zip(all_, before, strict=True)), "only prepared"
-    assert bool(brought) == bool(device_bytes), "beyond the limit everything stays on the host until then"
+    assert bool(uploaded) == bool(device_bytes), "beyond the limit everything stays on the host until then"
     for write in writes:
         write()
     for old, new, again in zip(olds, news, unit_transfer.gather_units(all_), strict=True):

@@ -72,8 +72,8 @@ def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple
         for number, loaded in enumerate(loads):
             if different := differences(loaded, seen[number]):
                 return "wrong", f"version {number}: {different}"
-    steady = all(loaded["steady"] for loaded in loads)
-    return "exact", "" if steady else "vLLM's own answers vary from call to call, so parameters were compared alone"
+    repeatable = all(loaded["repeatable"] for loaded in loads)
+    return "exact", "" if repeatable else "vLLM's own answers vary from call to call, so parameters were compared alone"
 
 
 def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
@@ -81,7 +81,7 @@ def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
     names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
     names += [name for name in live["bits"] if name not in fresh["bits"]]
     found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
-    if fresh["tokens"] != live["tokens"] and fresh["steady"]:
+    if fresh["tokens"] != live["tokens"] and fresh["repeatable"]:
         found.append(f"tokens: {fresh['tokens']} is {live['tokens']}" if os.environ.get(VERBOSE) else "tokens")
     return ", ".join(found)
 
@@ -206,7 +206,7 @@ def look(llm: Any) -> dict[str, Any]:
         ]
         for _ in range(2)
     )
-    return {"bits": llm.apply_model(digests)[0], "tokens": second, "steady": first == second}
+    return {"bits": llm.apply_model(digests)[0], "tokens": second, "repeatable": first == second}
 
 
 def digests(model: Any) -> dict[str, str]:
