@@ -12,7 +12,7 @@ from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.work import (
     MAX_GRANT_BYTES,
     MAX_RESULT_BYTES,
-    MAX_WORK_WAIT,
+    MAX_WORK_WAIT_SECONDS,
     RESULT_HEADER,
     LeaseWork,
     Receipt,
@@ -53,7 +53,7 @@ class WorkClient:
         self._unanswered: list[str] = []
 
     async def lease(
-        self, lease: str, max_items: int = 1, wait: float = MAX_WORK_WAIT, version: int | None = None
+        self, lease: str, max_items: int = 1, wait: float = MAX_WORK_WAIT_SECONDS, version: int | None = None
     ) -> WorkGrant:
         """Claims up to `max_items` items; returns none if there was none for `wait` seconds (at most 20).
 
@@ -61,7 +61,7 @@ class WorkClient:
         `LeaseError` when the lease has ended: join again, and give up what was claimed under it. Raises `HubError` as
         `HubClient` does, and retries nothing; the next call also gets the work that a lost answer granted.
         """
-        wait = min(max(wait, 0.0), MAX_WORK_WAIT)
+        wait = min(max(wait, 0.0), MAX_WORK_WAIT_SECONDS)
         # Work granted in a lost answer would stay claimed while this node lives: ask for it again.
         work = self._unanswered.pop() if self._unanswered else secrets.token_hex(16)
         asked = LeaseWork(lease=lease, work=work, max_items=max_items, wait=wait, version=version)

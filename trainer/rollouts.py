@@ -31,7 +31,7 @@ from p2psync.arguments import as_file
 from p2psync.errors import HubError, UsageError, WaitTimeoutError
 from p2psync.membership.work import (
     MAX_PAYLOAD_BYTES,
-    MAX_WORK_WAIT,
+    MAX_WORK_WAIT_SECONDS,
     CommitReply,
     CommitStep,
     PutReply,
@@ -210,7 +210,7 @@ class RemoteRollouts:
         """See `Rollouts.take`. Raises `HubError`; results of a lost answer come again after `resume`."""
         deadline = time.monotonic() + timeout
         while True:
-            wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT)
+            wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT_SECONDS)
             reply = self._post("take", TakeWork(max_items=max_items, version=version, wait=wait), TakeReply, wait)
             if reply.results or time.monotonic() >= deadline:
                 return [_from_wire(result) for result in reply.results]

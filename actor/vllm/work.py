@@ -24,7 +24,7 @@ import aiohttp
 from p2psync.actor.demand import LiveState
 from p2psync.actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
-from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
+from p2psync.membership.work import MAX_WORK_WAIT_SECONDS, Receipt, WorkGrant, WorkItem
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import one_line
 from p2psync.protocol.versions import Position
@@ -110,7 +110,7 @@ class EngineWork:
     ) -> None:
         await self._hub.close()
 
-    async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT) -> WorkGrant:
+    async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT_SECONDS) -> WorkGrant:
         """Claims work; returns no items if there was none for `wait` seconds (at most 20).
 
         Raises `LeaseError` while the engine is no member or has no version yet, and as `WorkClient.lease`.

@@ -18,7 +18,7 @@ import msgspec
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
 #: How often a waiting actor's share is looked at again (seconds), as in `p2psync.trainer.ledger.service`.
-LOOK_EVERY = 0.25
+POLL_SECONDS = 0.25
 LENGTHS = ("fixed", "exponential", "heavy")
 POLICIES = ("equal", "asking", "allotted")
 _DIGEST = "00" * 16
@@ -174,7 +174,7 @@ class RolloutSimulation:
             work = [(lease, item.item) for item in items]
             self._at(self.case.rtt / 2, lambda: self._granted(actor, work))
         elif self._remaining:
-            self._at(LOOK_EVERY, lambda: self._arrived(actor))
+            self._at(POLL_SECONDS, lambda: self._arrived(actor))
 
     def _granted(self, actor: _PacedActor, work: list[tuple[str, str]]) -> None:
         actor.asking = False

@@ -16,7 +16,7 @@ from p2psync.topology.model import Topology
 from p2psync.topology.network import from_topology
 
 #: Seconds from when a torrent's processes are up to the start.
-SETTLE = 2.0
+SETTLE_SECONDS = 2.0
 #: Seconds in which a torrent's processes may connect before a warm run, at least.
 CONNECT = 15.0
 #: Random bytes that are drawn at a time: 256 MiB are more than `random` can count.
@@ -29,7 +29,7 @@ class Track:
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
     torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
-    may connect; those then rest for `SETTLE` seconds. congestion: TCP's, of all hosts. meeting: the host that all can
+    may connect; those then rest for `SETTLE_SECONDS`. congestion: TCP's, of all hosts. meeting: the host that all can
     reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
     """
 

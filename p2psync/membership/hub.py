@@ -34,7 +34,7 @@ from p2psync.membership.leases import MAX_MEMBERS, EndedLease, HeldLease, LeaseT
 from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Lineage, LineageEntry, lineage_entry
 from p2psync.membership.planning import PlanResult, PlanScheduler, PlanTask
 from p2psync.membership.records import (
-    DEFAULT_TTL,
+    DEFAULT_TTL_SECONDS,
     Announce,
     Announced,
     Challenge,
@@ -80,7 +80,7 @@ class HubConfig:
     """
 
     trusted: frozenset[bytes]
-    ttl: float = DEFAULT_TTL
+    ttl: float = DEFAULT_TTL_SECONDS
     embedded: bool = False
     max_members: int = MAX_MEMBERS
     max_nonces: int = 1024

@@ -9,7 +9,7 @@ import msgspec
 Role = Literal["trainer", "actor", "relay"]
 
 #: How long a lease lasts unless it is renewed, and how often it is renewed (seconds).
-DEFAULT_TTL = 10.0
+DEFAULT_TTL_SECONDS = 10.0
 RENEWALS_PER_TTL = 3
 
 

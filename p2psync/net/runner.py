@@ -60,7 +60,7 @@ from p2psync.swarm.transfer import Bits
 from p2psync.warmup import Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).
-VIEW_WAIT = 20.0
+VIEW_WAIT_SECONDS = 20.0
 #: Manifests up to this size (bytes) are read on the loop: a thousand chunks of a model of hundreds of tensors.
 SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
@@ -575,9 +575,11 @@ class NodeRunner:
                 self.core.planned(plan, self._loop.time())
                 self.measuring.planned(plan)
             else:
-                news = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease, changes=not call.whole)
-                same = (news.instance, news.revision) == (call.instance, call.revision)
-                view = self.core.viewed(None if same else news, self._loop.time())
+                answer = await self._hub.view(
+                    call.instance, call.revision, VIEW_WAIT_SECONDS, call.lease, changes=not call.whole
+                )
+                same = (answer.instance, answer.revision) == (call.instance, call.revision)
+                view = self.core.viewed(None if same else answer, self._loop.time())
                 if view is not None:
                     self.measuring.members(member.info for member in view.members)
                     self._on_view(view)

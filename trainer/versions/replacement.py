@@ -16,9 +16,9 @@ from p2psync.store.packs import Store
 from p2psync.trainer.versions.pack_reader import pack_name
 
 #: How often the hub is asked whether an actor runs the newest version, until one does (seconds).
-LOOK_EVERY = 3.0
+LOOK_SECONDS = 3.0
 #: How long peers have to send a chunk that was found damaged here (seconds).
-REPLACE_AFTER = 3.0
+REPLACE_AFTER_SECONDS = 3.0
 
 
 class TaskRunner(Protocol):
@@ -58,7 +58,7 @@ class Replacement:
     async def run(self) -> None:
         """Watch for ever whether actors run the newest version, and replace it if they do not."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(LOOK_SECONDS)
             if not self._acceptance.settled:
                 with suppress(P2PSyncError):  # the announcer tells of a hub that is away
                     await self._look()
@@ -76,7 +76,7 @@ class Replacement:
             self._node.runner.start_task(self._replace(id))
 
     async def _replace(self, id: bytes) -> None:
-        await asyncio.sleep(REPLACE_AFTER)
+        await asyncio.sleep(REPLACE_AFTER_SECONDS)
         self._losses.discard(id)
         pack = self._store.get(id)
         if pack is not None and not pack.complete:
