@@ -31,8 +31,8 @@ class LiveVersion:
 
     async def read(self) -> LiveState:
         """Returns the live version, after a commit under way, if there is one."""
-        async with self.hold() as reading:
-            return reading
+        async with self.hold() as state:
+            return state
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[LiveState]:

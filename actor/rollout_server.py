@@ -143,8 +143,8 @@ class RolloutServer:
     @asynccontextmanager
     async def _start(self) -> AsyncIterator[LiveState]:
         if self._hold:
-            async with self._live.hold() as reading:
-                yield reading
+            async with self._live.hold() as state:
+                yield state
         else:
             yield await self._live.read()
 

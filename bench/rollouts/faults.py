@@ -59,7 +59,7 @@ class _FaultyActor:
     cut: bool = False
     stuck: bool = False
     working: bool = False
-    asking: bool = False
+    has_request: bool = False
     unanswered: str | None = None
     queue: list[tuple[str, str]] = field(default_factory=list)
     seen: list[tuple[str, str, bytes, int]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _FaultyActor:
     def start(self) -> None:
         """A new process of the same node."""
         self.incarnation += 1
-        self.alive, self.working, self.asking, self.stuck = True, False, False, False
+        self.alive, self.working, self.has_request, self.stuck = True, False, False, False
         self.version, self.unanswered, self.queue = None, None, []
         self._renew()
 
@@ -118,9 +118,9 @@ class _FaultyActor:
         self.version = max(version, self.version or 0)
 
     def _ask(self) -> None:
-        if self.asking or self.queue or self.version is None:
+        if self.has_request or self.queue or self.version is None:
             return
-        self.asking = True
+        self.has_request = True
         lease = self.unanswered or f"{self.name}-{self.world.rng.getrandbits(60):x}"
         most, version = self.world.rng.randint(1, 6), self.version
         self.unanswered = lease
@@ -128,7 +128,7 @@ class _FaultyActor:
         def got(items: object) -> None:
             if self.unanswered != lease:
                 return
-            self.unanswered, self.asking = None, False
+            self.unanswered, self.has_request = None, False
             self.queue += [(lease, item) for item in items or ()]  # type: ignore[attr-defined]
             self._work()
             if not self.queue:
@@ -136,7 +136,7 @@ class _FaultyActor:
 
         def again() -> None:
             if self.unanswered == lease:
-                self.asking = False
+                self.has_request = False
                 self._ask()
 
         self._ask_world(lambda t, reply: t.lease(self.name, lease, most, version, reply), got)

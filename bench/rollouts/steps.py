@@ -20,7 +20,7 @@ from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 #: How often a waiting actor's share is looked at again (seconds), as in `p2psync.trainer.ledger.service`.
 POLL_SECONDS = 0.25
 LENGTHS = ("fixed", "exponential", "heavy")
-POLICIES = ("equal", "asking", "allotted")
+POLICIES = ("equal", "first-come", "allotted")
 _DIGEST = "00" * 16
 
 
@@ -81,11 +81,11 @@ class _PacedActor:
     queue: list[tuple[str, str]] = field(default_factory=list)  # (lease, item) not begun
     busy: int = 0
     version: int = 0
-    asking: bool = False
+    has_request: bool = False
 
 
 class RolloutSimulation:
-    """One case under one policy: "equal" (each actor its part at once), "asking" (whoever asks gets what it asks for),
+    """One case under one policy: "equal" (each actor its part at once), "first-come" (each request is granted in full),
     or "allotted"."""
 
     def __init__(self, case: Case, policy: str) -> None:
@@ -163,8 +163,8 @@ class RolloutSimulation:
         return actor.slots - actor.busy - len(actor.queue)
 
     def _ask(self, actor: _PacedActor) -> None:
-        if not actor.asking and self._free_slots(actor) > 0:
-            actor.asking = True
+        if not actor.has_request and self._free_slots(actor) > 0:
+            actor.has_request = True
             self._at(self.case.rtt / 2, lambda: self._arrived(actor))
 
     def _arrived(self, actor: _PacedActor) -> None:
@@ -177,7 +177,7 @@ class RolloutSimulation:
             self._at(POLL_SECONDS, lambda: self._arrived(actor))
 
     def _granted(self, actor: _PacedActor, work: list[tuple[str, str]]) -> None:
-        actor.asking = False
+        actor.has_request = False
         actor.queue += work
         self._start(actor)
 

@@ -119,7 +119,7 @@ def test_steps_of_rollouts_are_compared(run: Run) -> None:
     code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2, "--json", "-")
     assert code == 0
     (found,) = json.loads(out)
-    assert [outcome["policy"] for outcome in found["outcomes"]] == ["equal", "asking", "allotted"]
+    assert [outcome["policy"] for outcome in found["outcomes"]] == ["equal", "first-come", "allotted"]
     code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2)
     assert code == 0 and "less than equal" in out
 

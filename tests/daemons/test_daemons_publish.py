@@ -44,10 +44,10 @@ def test_publish_seeds_until_the_actors_have_it_and_goes(swarm: Swarm) -> None:
 
 
 def test_a_version_signed_by_another_key_is_not_committed(swarm: Swarm, tmp_path: Path) -> None:
-    """A hub that was talked into trusting a stranger announces the stranger's run; the actor trusts its own key."""
-    stranger = tmp_path / "stranger"
-    stranger.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
-    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", stranger, "--port", 0, *LOCAL)
+    """A hub that also trusts another key announces the run of that key; the actor trusts its own key alone."""
+    untrusted = tmp_path / "untrusted"
+    untrusted.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
+    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", untrusted, "--port", 0, *LOCAL)
     swarm.found(hub)
     model, place = Model(), swarm.place / "checkpoint"
     swarm.sums[0] = model.write(place)
@@ -55,7 +55,7 @@ def test_a_version_signed_by_another_key_is_not_committed(swarm: Swarm, tmp_path
     assert publishing(swarm, place).exit_code() == 0
     swarm.converged(actor, "actor", 0)
     model.step().write(tmp_path / "forged")
-    flags = ["--to", swarm.url, "--key", stranger, "--store", tmp_path / "rival-store"]
+    flags = ["--to", swarm.url, "--key", untrusted, "--store", tmp_path / "rival-store"]
     rival = swarm.run("publish", tmp_path / "forged", *flags, *LOCAL)
     actor.wait_for("Trouble", message=lambda m: "a key that is not trusted" in m)
     assert sums(swarm.place / "actor" / "current") == swarm.sums[0]

@@ -17,7 +17,7 @@ from daemon_parts import LOCAL, Process, Swarm
 from p2psync.cli.main import main
 from p2psync.protocol.keys import private_text, public_text
 
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TOKEN = "open-sesame"
 
 
@@ -48,10 +48,10 @@ def refused(process: Process, code: int = 1) -> str:
 
 
 def test_an_actor_that_trusts_another_key_is_refused(running: Swarm) -> None:
-    stranger = public_text(STRANGER.public_key().public_bytes_raw())
-    actor = running.actor("stranger", trust=stranger, token=TOKEN)
+    untrusted = public_text(UNTRUSTED_KEY.public_key().public_bytes_raw())
+    actor = running.actor("untrusted", trust=untrusted, token=TOKEN)
     assert "a key that is not trusted" in refused(actor)
-    assert running.current("stranger") == {}
+    assert running.current("untrusted") == {}
 
 
 def test_a_wrong_join_token_is_refused(running: Swarm) -> None:
@@ -79,7 +79,7 @@ def test_publishing_without_a_hub_is_refused(running: Swarm, tmp_path: Path) -> 
 
 def test_a_trainer_whose_key_the_hub_does_not_trust_is_refused(running: Swarm, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    key.write_text(private_text(STRANGER))
+    key.write_text(private_text(UNTRUSTED_KEY))
     rival = running.trainer(hub=False, store=tmp_path / "store", key=key, token=TOKEN)
     assert "does not trust" in refused(rival)
     join = ["--join", running.url, "--trust", running.public, "--token", TOKEN]
@@ -116,7 +116,7 @@ def test_a_store_that_cannot_be_made_is_refused(running: Swarm, tmp_path: Path) 
 def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Path) -> None:
     store = copy_of(running.place / "store", tmp_path / "store")
     key = tmp_path / "key"
-    key.write_text(private_text(STRANGER))
+    key.write_text(private_text(UNTRUSTED_KEY))
     assert "were signed with" in refused(running.trainer(hub=False, store=store, key=key, token=TOKEN))
 
 

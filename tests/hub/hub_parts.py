@@ -12,7 +12,7 @@ from p2psync.membership.records import NodeInfo
 from p2psync.protocol.manifest import Manifest, TableRow, pack_table, sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 RUN = "0" * 11 + "1" + "a" * 20
 TRAINER = "f" * 32

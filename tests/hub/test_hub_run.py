@@ -8,7 +8,7 @@ import io
 import aiohttp
 import msgspec
 import pytest
-from hub_parts import KEY, RUN, STRANGER, TRAINER, TRUSTED, Clock, manifest, node, until
+from hub_parts import KEY, RUN, TRAINER, TRUSTED, UNTRUSTED_KEY, Clock, manifest, node, until
 
 from p2psync.errors import BaseMismatchError, FencedError, FormatError, HubError, LeaseError, TrustError
 from p2psync.membership.hub import HubConfig
@@ -118,7 +118,7 @@ async def test_a_hub_reports_a_change_of_runs() -> None:
 
 async def test_a_key_that_is_not_trusted_may_not_claim(client: HubClient) -> None:
     with pytest.raises(TrustError, match="not trust"):
-        await client.claim(STRANGER, node=TRAINER, run=RUN, epoch=1)
+        await client.claim(UNTRUSTED_KEY, node=TRAINER, run=RUN, epoch=1)
 
 
 async def test_a_forged_signature_is_refused(client: HubClient) -> None:

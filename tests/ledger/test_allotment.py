@@ -52,9 +52,9 @@ def test_steps_take_a_quarter_less_time_than_with_an_equal_split(speeds: list[fl
 
 def test_steps_of_many_items_at_a_time_take_a_quarter_less_as_well() -> None:
     case = Case(name="", speeds=TWO, slots=16, items=256, steps=3)
-    equal, asking, allotted = compare(case)
+    equal, first_come, allotted = compare(case)
     assert allotted.total < 0.75 * equal.total
-    assert allotted.total < asking.total
+    assert allotted.total < first_come.total
 
 
 def test_the_same_case_goes_the_same_way() -> None:

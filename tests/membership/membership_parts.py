@@ -12,7 +12,7 @@ from p2psync.membership.records import Announce, NodeInfo, RunClaim, claim_bytes
 from p2psync.protocol.manifest import Manifest, pack_table, sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 RUN = "0" * 11 + "1" + "a" * 20
 LATER_RUN = "0" * 11 + "2" + "a" * 20
 

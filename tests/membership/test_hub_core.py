@@ -8,7 +8,7 @@ from membership_parts import (
     KEY,
     LATER_RUN,
     RUN,
-    STRANGER,
+    UNTRUSTED_KEY,
     announce,
     claim,
     fresh,
@@ -205,7 +205,7 @@ def test_a_refused_claim_spends_its_nonce() -> None:
     core = make_core()
     nonce = core.challenge(nonce=fresh(), now=0).nonce
     with pytest.raises(TrustError, match="not trust"):
-        core.claim(signed_claim(nonce, key=STRANGER), token=fresh(), now=0)
+        core.claim(signed_claim(nonce, key=UNTRUSTED_KEY), token=fresh(), now=0)
     with pytest.raises(TrustError, match="nonce"):
         core.claim(signed_claim(nonce), token=fresh(), now=0)
 
@@ -295,7 +295,7 @@ def test_retired_manifests_are_removed_and_may_be_announced_again() -> None:
         (manifest(2, 1, branch=1), BaseMismatchError),
         (manifest(0, run=LATER_RUN), ReplayError),
         (manifest(2, epoch=2), UsageError),
-        (manifest(2, key=STRANGER), TrustError),
+        (manifest(2, key=UNTRUSTED_KEY), TrustError),
         (manifest(2)[:-1] + b"\0", TrustError),
         (b"garbage", FormatError),
     ],

@@ -45,7 +45,7 @@ def test_a_flooder_is_banned() -> None:
     assert sum(report.bans for report in reports) > 0
 
 
-def test_a_forger_of_offers_is_banned_by_its_peers() -> None:
+def test_a_peer_that_forges_manifests_is_banned_by_its_peers() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("forger",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
 

@@ -186,9 +186,9 @@ def test_an_anchor_of_nothing_is_an_error(trainer: StoreWithBuilder) -> None:
 
 def test_a_store_of_another_key_is_refused(trainer: StoreWithBuilder) -> None:
     trainer.builder.make(Arrays(a=10))
-    stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    untrusted = Ed25519PrivateKey.from_private_bytes(bytes(32))
     with pytest.raises(StoreError, match="were signed with"):
-        LocalVersionBuilder(trainer.store, trainer.root / "snapshot", stranger, RUN)
+        LocalVersionBuilder(trainer.store, trainer.root / "snapshot", untrusted, RUN)
 
 
 def test_lost_versions_are_reported_and_their_numbers_never_reused(trainer: StoreWithBuilder) -> None:

@@ -18,7 +18,7 @@ MAX_DESCRIPTORS = 4 * MAX_OPEN_PAYLOADS + 64
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the kernel does not tell what is open")
 async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> None:
-    readings: list[ResourceUsage] = []
+    usages: list[ResourceUsage] = []
     told: set[bytes] = set()
     others = open_files()  # files that earlier tests of this process left open
     async with Soak(tmp_path, anchor_ratio=1e9, anchor_deltas=ANCHOR_DELTAS, keep=KEEP) as soak:
@@ -27,7 +27,7 @@ async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> Non
             told |= {pack.id for pack in soak.trainer.runner.store.packs()}
             if version % 30 == 29:
                 await soak.settled()
-                readings.append(soak.reading())
+                usages.append(soak.usage())
         assert soak.troubles == []
         assert soak.actor.position == soak.trainer.position
         retired = told - {pack.id for store in (soak.trainer.runner.store, soak.actor.store) for pack in store.packs()}
@@ -39,9 +39,9 @@ async def test_many_small_versions_leave_no_growing_state(tmp_path: Path) -> Non
         assert not {id.hex() for id in retired} & known and not retired & known
     # Deltas since the last anchor, those published while it was made, and the path to it for absent actors.
     most = 2 * ANCHOR_DELTAS + KEEP + 2
-    for reading in readings:
-        assert reading.announced <= reading.packs <= most
-        assert reading.actor_packs <= most
-        assert reading.descriptors - others <= MAX_DESCRIPTORS
-        assert reading.view_bytes <= most * 1200
-        assert reading.files <= 3 * 2 * most + 20
+    for usage in usages:
+        assert usage.announced <= usage.packs <= most
+        assert usage.actor_packs <= most
+        assert usage.descriptors - others <= MAX_DESCRIPTORS
+        assert usage.view_bytes <= most * 1200
+        assert usage.files <= 3 * 2 * most + 20

@@ -124,7 +124,7 @@ class Soak:
         ):
             await asyncio.sleep(0.01)
 
-    def reading(self) -> ResourceUsage:
+    def usage(self) -> ResourceUsage:
         """Returns the figures now."""
         hub = self.trainer.hub
         assert hub is not None
@@ -172,7 +172,7 @@ async def run(versions: int, every: int, place: Path) -> None:
             except P2PSyncError as error:
                 sys.exit(f"version {done - 1}: {error}")
             if done % every == 0 or done == versions:
-                seconds, now, wall = time.process_time(), soak.reading(), time.monotonic()
+                seconds, now, wall = time.process_time(), soak.usage(), time.monotonic()
                 print(
                     f"{now.version:8} {(seconds - cpu) / every * 1e3:7.1f} {(wall - began) / every * 1e3:7.1f} "
                     f"{now.descriptors:5} {now.rss / 1e6:7.1f} {now.packs:5}/{now.actor_packs:5} {now.announced:9} "
