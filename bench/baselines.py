@@ -169,7 +169,7 @@ def _columns(shape: Sequence[int]) -> int:
 
 
 def _narrow(values: NDArray[np.int64], least: int = 1) -> NDArray[np.unsignedinteger]:
-    """In the narrowest unsigned integers of at least `least` bytes that hold them."""
+    """Returns the values in the narrowest unsigned integers of at least `least` bytes that hold them."""
     top = int(values.max(initial=0))
     width = next(w for w in (1, 2, 4, 8) if w >= least and top < 1 << (8 * w))
     return values.astype(np.dtype(f"<u{width}"))

@@ -59,7 +59,7 @@ class CodecOptions:
 
 
 def quick_options(options: CodecOptions) -> CodecOptions:
-    """The same in seconds: two rounds, and little for tools."""
+    """Returns options for a run of seconds: two rounds, and little data for tools."""
     return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, min_timed_bytes=0)
 
 

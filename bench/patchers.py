@@ -67,7 +67,7 @@ class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cut_part(old_bits: Sequence[Bits], new_bits: Sequence[Bits], limit: int) -> tuple[Bits, Bits]:
-    """The same share of every tensor, from its beginning: at most `limit` bytes of one copy in all."""
+    """Returns an equal share of every tensor, from its beginning: at most `limit` bytes of one copy in all."""
     share = min(1.0, limit / max(1, sum(old.nbytes for old in old_bits)))
     cuts = [int(old.size * share) for old in old_bits]
     return (

@@ -143,7 +143,7 @@ class CodecWork:
         self._inverse = [invert(block) for data in self.chunks for block in self._decoded(data)]
 
     def undo(self) -> None:
-        """Put the old copy back."""
+        """Restores the old copy."""
         for block in self._inverse:
             apply_block(self._delta.old_bits[block.row], block)
 

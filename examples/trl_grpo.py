@@ -51,7 +51,7 @@ class Given(WeightSource):
 
 
 class AllServers:
-    """Has every server join."""
+    """The clients of all servers, behind the interface of one."""
 
     def __init__(self, urls: list[str]) -> None:
         self._clients = [HTTPVLLMWeightSyncClient(url) for url in urls]
@@ -93,7 +93,7 @@ class P2PSyncClient(VLLMClient):
             self.communicator = None
 
     def generate(self, prompts: list[Any], features: list[dict[str, Any] | None] | None = None, **options: Any) -> Any:
-        """Each server answers a part."""
+        """Generates answers: each server takes a part of the prompts."""
         count = min(len(self._sides), len(prompts))
         cuts = [len(prompts) * number // count for number in range(count + 1)]
         parts = [slice(begin, end) for begin, end in pairwise(cuts)]

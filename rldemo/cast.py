@@ -101,13 +101,13 @@ class Cast:
         member.process.stdin.flush()
 
     def end(self, member: DemoProcess) -> None:
-        """Let the process end by itself."""
+        """Asks the process to end by itself: closes its standard input."""
         member.ended = True
         if member.process.stdin is not None:
             member.process.stdin.close()
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """Ends all processes that still run."""
         for member in self.members.values():
             member.ended = True
             if member.process.poll() is None:

@@ -50,7 +50,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 def conclude(
     learned: Sequence[Learned], published: Sequence[Published], members: Sequence[DemoProcess], seconds: float
 ) -> Result:
-    """Put the figures together, and judge: every live actor equal to the trainer, something re-leased, reward up."""
+    """Computes the figures and the verdict: live actors equal the trainer, work was re-leased, and the reward rose."""
     trainer = next(member for member in members if member.name == "trainer")
     actors = [member for member in members if member is not trainer]
     sha256 = trainer.final.sha256 if trainer.final else ""

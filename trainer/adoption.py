@@ -14,7 +14,7 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """How many live actors run a version. waiting: the actors that do not run it."""
+    """The number of live actors that run a version. waiting: the actors that do not run it."""
 
     version: int
     running: int

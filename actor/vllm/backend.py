@@ -243,7 +243,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _decide(self, version: int, deadline: float) -> int:
-        """At rank 0: decides whether to commit, or the version is live, or late."""
+        """Decides, at rank 0, whether to commit, or the version is live, or late."""
         if self._engine is None:
             return _DONE
         while True:

@@ -73,14 +73,14 @@ def _places(worker: Any) -> _Places:
 
 
 def _scatter(places: _Places) -> None:
-    """The same elements by one plain compiled loop on one thread."""
+    """Writes the elements by one plain compiled loop on one thread."""
     for parameter, where, values in places:
         units = host_units(parameter)
         scatter_at(address(units), plain(where), units.size, plain(values))
 
 
 def _torch_scatter(places: _Places) -> Callable[[], None]:
-    """The same elements by torch's own operation, its threads included."""
+    """Writes the elements by torch's own operation, its threads included."""
     ready = []
     for parameter, where, values in places:
         flat = flat_bits(parameter)

@@ -1,4 +1,4 @@
-"""From what the processes of a run said to its figures."""
+"""Computes the figures of a run from the lines of its processes."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class PacedLearner:
         return 0 if broadcast is None else broadcast.skipped
 
     def _learn(self, version: int) -> None:
-        """Real new weights; then wait for the end of the time that a step takes."""
+        """Makes real new weights, and waits for the end of the time that a step takes."""
         end = time.monotonic() + self._task.learning
         self._optimizer.step()
         if self._task.way != FREE:

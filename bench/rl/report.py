@@ -42,7 +42,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> float:
-        """In which an actor made nothing."""
+        """The share of time in which an actor made no tokens."""
         return self.without_work + self.without_version + self.paused + self.staging + self.behind
 
 

@@ -33,7 +33,7 @@ class Board:
     """A version number in a file that processes share. 0: nothing was put up yet."""
 
     def __init__(self, path: Path) -> None:
-        """Made if it is not there."""
+        """Opens the board, which is created if it is missing."""
         if not path.exists():
             path.write_bytes(_NUMBER.pack(0))
         with path.open("r+b") as file:

@@ -181,7 +181,7 @@ class _FaultyActor:
         self._later(2.0, again)
 
     def _lie(self, lease: str, item: str) -> None:
-        """Hand in something false, or something old once more."""
+        """Hands in a false result, or an old one once more."""
         rng = self.world.rng
         version = self.version or 0
         forged = b"forged"
@@ -208,7 +208,7 @@ def _ignore(_answer: object) -> None:
 
 
 class FaultyWorld:
-    """Everything that one seed draws."""
+    """A world of faults drawn from one seed."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)

@@ -227,7 +227,7 @@ def _lengths(case: Case) -> Callable[[int, int], float]:
 
 
 def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[StepOutcome]:
-    """The same case under each policy."""
+    """Returns the outcomes of a case under each policy."""
     return [RolloutSimulation(case, policy).run() for policy in policies]
 
 

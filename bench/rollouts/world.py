@@ -90,7 +90,7 @@ class LedgerTrainer:
         self._later(0.0, self._collect)
 
     def crash(self) -> None:
-        """Everything that was not durable is lost."""
+        """Loses everything that was not durable."""
         if self.ledger is not None:
             self.hedged += self.ledger.counts.hedged
         self.ledger = None

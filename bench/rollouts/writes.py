@@ -48,7 +48,7 @@ def journaled(place: Path, size: int, batch: int, batches: int) -> WriteSeconds:
 
 
 def appended(place: Path, size: int, batch: int, batches: int) -> WriteSeconds:
-    """The same for one file that is only appended to."""
+    """Returns the seconds of `journaled` for one file that is only appended to."""
     data = os.urandom(size)
 
     def write() -> None:

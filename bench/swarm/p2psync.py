@@ -213,7 +213,7 @@ class P2PSync(Trial):
         return self._at.get(version, {})
 
     def _listen(self) -> None:
-        """Hear what the receivers have said meanwhile."""
+        """Reads the lines of the receivers."""
         for host, child in self._receivers.items():
             while (said := child.next(0.0)) is not None:
                 if "peers" in said:
@@ -222,7 +222,7 @@ class P2PSync(Trial):
                     self._at.setdefault(said["version"], {})[host] = said["at"]
 
     def _listen_for_plans(self) -> None:
-        """Hear what the trainer has said meanwhile."""
+        """Reads the lines of the trainer."""
         while (said := self._trainer.next(0.0)) is not None:
             if "plan" in said:
                 self._planned.append((said["at"], said["rate"]))

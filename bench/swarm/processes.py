@@ -94,7 +94,7 @@ class Child:
             return 0.0
 
     def _ticks(self) -> list[int]:
-        """Its own time in user and kernel mode, and that of its ended children."""
+        """Returns its own time in user and kernel mode, and that of its ended children."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return [int(field) for field in fields[11:15]]
 

@@ -150,7 +150,7 @@ class RacePublisher:
             await node.stop()
 
     async def _tell_plans(self) -> None:
-        """Say which plan the node follows, whenever it is another one."""
+        """Reports each new plan that the node follows."""
         revision = 0
         while True:
             plan = self._node.runner.core.plan

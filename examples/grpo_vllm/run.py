@@ -65,7 +65,7 @@ class Processes:
         return self.started[name]
 
     def said(self, name: str) -> list[str]:
-        """Its lines."""
+        """Returns the lines of a process."""
         return (self.root / f"{name}.log").read_text(errors="replace").strip().splitlines()
 
     def check(self) -> None:

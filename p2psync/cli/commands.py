@@ -78,7 +78,7 @@ class Command(TyperCommand):
         _hide_variables(self)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say how options come from elsewhere."""
+        """Writes an epilog about options from the environment and a file."""
         given = [one for one in self.params if one.name != "help" and getattr(one, "allow_from_autoenv", True)]
         if given and ctx.auto_envvar_prefix:
             table = " ".join(ctx.command_path.split()[1:]).replace(" ", ".")

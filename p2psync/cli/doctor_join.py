@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 async def findings(url: str, token: str | None, port: int) -> list[Finding]:
-    """Everything about one hub and its swarm. port: where this machine would listen."""
+    """Returns the findings about one hub and its swarm. port: where this machine would listen."""
     return [finding async for finding in _findings(url, token, port)]
 
 

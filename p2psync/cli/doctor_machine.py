@@ -34,7 +34,7 @@ _LOW_DISK_BYTES = 20 << 30
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """Everything but the network. directory: where weights would be kept."""
+    """Returns the findings about the machine, without its network. directory: where weights would be kept."""
     yield python()
     yield processor(PROC)
     yield memory(PROC)

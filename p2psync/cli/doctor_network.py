@@ -24,7 +24,7 @@ _SECONDS = 10
 
 
 def findings() -> Iterator[Finding]:
-    """Everything about the network."""
+    """Returns the findings about the network."""
     yield congestion(IPV4)
     yield buffers(IPV4, "tcp_rmem", "received")
     yield buffers(IPV4, "tcp_wmem", "sent")

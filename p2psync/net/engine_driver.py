@@ -59,13 +59,13 @@ class EngineDriver:
         core.membership.why_waiting = lambda: follower.waits or self._progress
 
     async def tell_progress(self) -> None:
-        """Tell every few seconds how far the fetch under way is; never returns."""
+        """Reports the progress of the running fetch every few seconds; never returns."""
         while True:
             await asyncio.sleep(TELL_EVERY_SECONDS)
             self.look_at_fetch(_now())
 
     def look_at_fetch(self, now: float) -> None:
-        """Tell how far the fetch under way is, if it lasts already."""
+        """Reports the progress of the running fetch, if it lasts already."""
         fetch, self._progress = self._fetch, ""
         if fetch is None or fetch.path is not self._path or now - fetch.began < TELL_EVERY_SECONDS:
             return
@@ -238,7 +238,7 @@ class EngineDriver:
         )
 
     async def inspect(self) -> None:
-        """Look for damage to the live version, and have the core go on from the version that is live then."""
+        """Looks for damage to the live version; the core goes on from the version that is live then."""
         for line in await self.in_worker(self._inspect):
             self._emit(Trouble(line))
         position = self.engine.position

@@ -163,7 +163,7 @@ class NodeRunner:
         self._kick()
 
     async def until_broken(self) -> None:
-        """Never returns; raises what this node cannot go on after."""
+        """Never returns; raises an error after which this node cannot go on."""
         await asyncio.shield(self._broken)
 
     async def unless_broken(self, coroutine: Coroutine[object, object, None]) -> None:
@@ -274,9 +274,9 @@ class NodeRunner:
         self._kick_swarm()
 
     def _kick_swarm(self) -> None:
-        """The same, where only chunks or words on them came: the rest of the core is looked at when its time has come.
+        """Drains the actions of the swarm alone; the rest of the core is polled when due.
 
-        Else that would cost more than all that is done for a chunk.
+        It follows chunks and messages on them: polling all of the core would cost more than handling a chunk.
         """
         if not self._draining and not self._stopped:
             self._draining = True
@@ -393,11 +393,11 @@ class NodeRunner:
             self._broken.set_exception(error)
 
     def trouble(self, message: str, about: str = "") -> None:
-        """Tell of a trouble, but not of the same one all the time. about: names it where its message varies."""
+        """Emits a `Trouble`, but not the same one all the time. about: identifies it if its message varies."""
         self._emit_once(Trouble(message), about)
 
     def _emit_once(self, event: Event, about: str = "") -> None:
-        """Tell of it unless the same was told just now."""
+        """Emits an event unless the same one was emitted just now."""
         now, name = self._loop.time(), about or event.line()
         self._troubles = {told: at for told, at in self._troubles.items() if now - at < REPEAT_DIAGNOSTIC_SECONDS}
         if name not in self._troubles:

@@ -132,7 +132,7 @@ class Fetching(Event, frozen=True):
 
 
 class FetchProgress(Event, frozen=True):
-    """How far the fetch of a version is; told every few seconds while it lasts.
+    """The progress of fetching a version; emitted every few seconds while it lasts.
 
     held_bytes, total_bytes: of the chunks that the way to it needs. bytes_per_second: since the fetch began.
     seconds_left: at that rate; None while nothing comes.

@@ -35,7 +35,7 @@ class Server:
         return Position(run="r", epoch=1, version=self.version, digest=bytes([self.version]) * 16)
 
     async def nothing(self) -> None:
-        """No commit."""
+        """Commits nothing."""
 
     async def commit(self) -> None:
         async with self.commit_lock.write_lock_async():

@@ -26,7 +26,7 @@ COMMANDS = dict(all_commands(typer.main.get_command(app)))
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """No handler of the command line outlives its test."""
+    """Restores the log's handlers after each test."""
     logger = logging.getLogger("p2psync")
     before = list(logger.handlers), logger.level, logger.propagate
     yield

@@ -109,7 +109,7 @@ class Process:
         self.exit_code()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to stop, and wait for its end."""
+        """Asks it to stop, and waits for its end."""
         self.process.send_signal(number)
         return self.exit_code()
 
@@ -127,7 +127,7 @@ class Process:
 
 
 def _die_with_parent() -> None:
-    """In the child: however the tests end, no daemon outlives them."""
+    """Makes the child die with the tests, however they end."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

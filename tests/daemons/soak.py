@@ -86,7 +86,7 @@ class Soak:
         self.converge(self.write())
 
     def start(self, name: str) -> None:
-        """The same command as before."""
+        """Starts a daemon by the same command as before."""
         if name == "hub":
             self.daemons[name] = self.swarm.hub(self.swarm.port, ttl=3)
         elif name == "trainer":

@@ -39,7 +39,7 @@ def taken_port() -> Iterator[int]:
 
 
 def refused(process: Process, code: int = 1) -> str:
-    """Its one line."""
+    """Checks that a process was refused; returns its one line."""
     assert process.exit_code() == code, process.stderr
     lines = [line for line in process.stderr.splitlines() if line.startswith("p2psync: ")]
     assert len(lines) == 1 and "Traceback" not in process.stderr, process.stderr

@@ -1,4 +1,4 @@
-"""The same damage to whole nodes on loopback: a trainer, a relay and two actors, while they run and between two lives.
+"""Damages the files of whole nodes on loopback: a trainer, a relay and two actors, while they run and in between.
 
     python -m tests.damage.fuzz_nodes --seeds 0:40
 

@@ -55,7 +55,7 @@ def change(rng: np.random.Generator, old: Units, density: float, kind: str) -> U
 
 
 def misaligned(units: Units, offset: int = 1) -> Units:
-    """The same units at an odd address, in memory that cannot be written, as in a memory map."""
+    """Copies units to an odd address, in memory that cannot be written, as in a memory map."""
     data = b"\0" * offset + units.tobytes()
     return np.frombuffer(data, units.dtype, units.size, offset)
 
@@ -99,7 +99,7 @@ def total_digest(rows: Sequence[TableRow], tensors: Tensors) -> int:
 
 
 def same(a: Block, b: Block) -> bool:
-    """Equal blocks, bit for bit."""
+    """Checks that blocks are equal, bit for bit."""
     if (a.row, a.start, a.count, a.steps.dtype) != (b.row, b.start, b.count, b.steps.dtype):
         return False
     if (a.positions is None) != (b.positions is None):

@@ -59,7 +59,7 @@ def draw(choice: random.Random, pool: Sequence[FuzzSample]) -> Input:
 
 
 def _against(choice: random.Random, given: Input, sample: FuzzSample, pool: Sequence[FuzzSample]) -> Input:
-    """The same chunk with another table, base or history."""
+    """Gives the chunk another table, base or history."""
     old = sample.old
     rng = np.random.default_rng(choice.getrandbits(32))
     match choice.randrange(9):

@@ -72,7 +72,7 @@ def on_cpu(pairs: Sequence[VersionPair], block_units: int = GRID) -> list[FoundC
 
 
 def assert_same(ours: Sequence[FoundChanges], theirs: Sequence[FoundChanges]) -> None:
-    """Equal blocks and old bits, in order."""
+    """Checks that blocks and old bits are equal, in order."""
     assert [(f.block.row, f.block.start, f.block.count) for f in ours] == [
         (f.block.row, f.block.start, f.block.count) for f in theirs
     ]

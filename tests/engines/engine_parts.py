@@ -167,7 +167,7 @@ def position(step: PathStep) -> Position:
 
 
 def put_all(run: Run, stage: Stage, path: Sequence[PathStep], *, shuffle: int | None = None) -> int:
-    """Put every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
+    """Puts every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
     wanted = [(index, chunk) for index in range(len(path)) for chunk in stage.wanted(index)]
     dice = random.Random(shuffle)
     if shuffle is not None:

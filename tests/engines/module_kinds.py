@@ -105,7 +105,7 @@ def shared() -> nn.Module:
 
 
 def inferred() -> nn.Module:
-    """Made where autograd records nothing, and strided besides."""
+    """Returns a module whose tensors were made in inference mode; some are strided."""
     with torch.inference_mode():
         return Odd()
 

@@ -207,7 +207,7 @@ def test_a_failure_in_the_middle_of_the_pause_is_undone_exactly(
 
 
 def _fail_at(monkeypatch: pytest.MonkeyPatch, engine: ModuleEngine, number: int) -> None:
-    """Let the write number `number` of the next commit fail."""
+    """Makes write number `number` of the next commit fail."""
     count = itertools.count()
     for tensor in engine._tensors.values():
         prepare = tensor.prepare

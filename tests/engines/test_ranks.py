@@ -71,7 +71,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
 
 
 def prepare(ranks: Any, version: Any) -> None:
-    """At rank 0: prepare a step from the version, at all positions and at some."""
+    """Prepares, at rank 0, a step from the version, at all positions and at some."""
     import numpy as np
     from module_parts import stepped
 

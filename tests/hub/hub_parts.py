@@ -58,7 +58,7 @@ def manifest(version: int, base: int | None = None, *, epoch: int = 1, tensors: 
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until `condition` holds; fails after 10 s."""
+    """Runs the loop until `condition` holds; fails after 10 s."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 (the condition changes in the server, without an event to wait for)
             await asyncio.sleep(0)

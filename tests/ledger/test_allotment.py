@@ -26,7 +26,7 @@ def ledger(items: int, version: int = 0, **config: object) -> Ledger:
 def work(
     ledger: Ledger, node: str, count: int, began: float, each: float, tokens: int = 100, version: int = 0
 ) -> float:
-    """Let a node do `items` items, one after another, `each` seconds long; returns when it finished."""
+    """Makes a node do `items` items, one after another, `each` seconds long; returns when it finished."""
     now = began
     for index in range(count):
         lease = f"{node}-{began}-{index}"

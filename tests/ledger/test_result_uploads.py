@@ -49,7 +49,7 @@ class HubWithLedger:
         await self.hub.stop()
 
     async def leased(self, client: HubClient, *items: str) -> str:
-        """Put these items in and lease them to the actor; returns the work lease."""
+        """Puts these items in and leases them to the actor; returns the work lease."""
         self.service.admit(0, DIGEST)
         await self.service.put(0, [(item, b"") for item in items])
         lease = (await client.join(NodeInfo(node="1" * 32, role="actor"))).lease

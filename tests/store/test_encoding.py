@@ -29,7 +29,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """No second thread."""
+    """Encodes on one thread."""
     limit_threads(1)
     yield
     limit_threads(None)

@@ -45,7 +45,7 @@ def masters_of(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def learn(policy: Policy, masters: Mapping[str, torch.Tensor], seed: int) -> None:
-    """Do a step: move the masters a little, and change the other tensors in place."""
+    """Makes a step: moves the masters a little, and changes the other tensors in place."""
     generator = torch.Generator().manual_seed(seed)
     for master in masters.values():
         master.add_(torch.randn(master.shape, generator=generator) * 2e-6)

@@ -44,7 +44,7 @@ class RandomTrainer:
         self.publish()
 
     def step(self) -> None:
-        """Do one random thing."""
+        """Carries out one random operation."""
         often = ["train"] * 3 + ["squash"] * 2
         what = self.random.choice([*often, "revert", "come", "go", "anchor", "restart"])
         if what == "anchor":

@@ -152,7 +152,7 @@ class Watched:
         return candidate
 
     def look(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, scan until no checkpoint is offered, and return the paths published meanwhile."""
+        """Advances the clock, scans until no checkpoint is offered, and returns the paths published meanwhile."""
         self.disk.now += seconds
         before = len(self.history)
         while (candidate := self.offered()) is not None:

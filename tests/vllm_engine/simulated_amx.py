@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def simulate_amx() -> None:
-    """From now on vLLM in this process finds AMX."""
+    """Makes vLLM in this process find AMX from now on."""
     import torch
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
     from vllm.v1.attention.backends import cpu_attn
@@ -32,7 +32,7 @@ def simulate_amx() -> None:
 
 
 def hide_amx() -> None:
-    """From now on vLLM in this process finds none."""
+    """Makes vLLM in this process find no AMX from now on."""
     import torch
 
     torch.cpu._is_amx_tile_supported = lambda: False

@@ -85,7 +85,7 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
 
 
 def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the next commit fail in the middle of writing."""
+    """Makes the next commit fail in the middle of writing."""
     prepare = RankWriter.prepare
 
     def breaking(writer: RankWriter, edits: Any) -> None:

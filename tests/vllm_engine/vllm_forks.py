@@ -64,7 +64,7 @@ def start_plain(words: Sequence[str], log: Path, environment: Mapping[str, str])
 
 
 def start_forked(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-    """The same from the fork server."""
+    """Starts a process of the fork server."""
     return _Forked(_context().Process(target=_serve, args=(list(words), str(log), dict(environment))))
 
 
@@ -82,7 +82,7 @@ def call_forked(function: Callable[..., Any], *args: Any) -> None:
 
 
 def take_forks() -> None:
-    """From now on vLLM in this process starts its engine cores by the fork server."""
+    """Makes vLLM in this process start its engine cores by the fork server from now on."""
     _replace(_context())
 
 
@@ -127,7 +127,7 @@ def _replace(context: Any) -> None:
 
 
 def _run(environment: Mapping[str, str], target: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> None:
-    """In a process of the fork server; its children are forked from it, and end with its starter."""
+    """Runs in a process of the fork server; its children are forked from it, and end with its starter."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()

@@ -65,7 +65,7 @@ def model_of(name: str) -> Any:
 
 
 def save(name: str, into: Path) -> Path:
-    """Its checkpoint, with a tokenizer."""
+    """Saves a checkpoint of the model, with a tokenizer."""
     call_forked(_save, name, into)
     return into
 

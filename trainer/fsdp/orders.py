@@ -17,7 +17,7 @@ from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 
 
 class AgreeOrder(msgspec.Struct, frozen=True, tag="Agree"):
-    """Tell which version and which packs of this run you have."""
+    """Asks a rank for its version and its packs of this run."""
 
     run: str
 
@@ -62,7 +62,7 @@ class RefuseOrder(msgspec.Struct, frozen=True, tag="Refuse"):
 
 
 class StopOrder(msgspec.Struct, frozen=True, tag="Stop"):
-    """No more orders follow. message: why, if something went wrong."""
+    """Ends the orders. message: the reason, after an error."""
 
     message: str = ""
 

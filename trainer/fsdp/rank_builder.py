@@ -297,7 +297,7 @@ class RankBuilder:
             raise
 
     def _apply(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
-        """Bring the snapshots to a version that is durable at all ranks, and check the digest that comes out."""
+        """Advances the snapshots to a version that is durable at all ranks, and checks the resulting digest."""
         self._change = 0
         try:
             self.snapshot.begin_change(position.version)

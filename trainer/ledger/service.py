@@ -111,7 +111,7 @@ class LedgerService:
         await self._journal_writer.settled()
 
     def tick(self) -> None:
-        """Bring the ledger up to the hub's clock, and wake waiting requests. Call it after direct use of `ledger`."""
+        """Advances the ledger to the hub's clock, and wakes waiting requests. Call it after direct use of `ledger`."""
         self.ledger.expire(self._hub.now())
         if self._closing:
             return

@@ -370,7 +370,7 @@ class LocalVersionBuilder:
         return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version that the store leads to. Raises `StoreError`.
+        """Advances the snapshot to the newest version that the store leads to. Raises `StoreError`.
 
         The version is one of this run, or, before its first one, of the run that this one goes on from.
         """

@@ -43,7 +43,7 @@ class PackDelta:
         return data
 
     def close(self) -> None:
-        """Do nothing: no file was opened."""
+        """Does nothing: no file was opened."""
 
 
 class DeltaRecordWriter:

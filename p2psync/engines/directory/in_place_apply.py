@@ -103,7 +103,7 @@ class StepApplier:
         return frozenset(self._header_chunks)
 
     def read_headers(self, chunk: int, data: ChunkBytes) -> None:
-        """Before `ready`: reads the headers in a chunk. The chunk itself must be applied once `ready`."""
+        """Reads the headers in a chunk; to be called before `ready`. The chunk itself must be applied once `ready`."""
         if chunk in self._header_chunks:
             for block in self._decode(data):
                 if block.row in self._headers and block.row not in self._local_rows:
@@ -160,7 +160,7 @@ class StepApplier:
         return change, changed, covered
 
     def finish(self) -> Checkpoint:
-        """After the last chunk: adds the digest of blocks that stayed zeros; returns the writable checkpoint."""
+        """Finishes after the last chunk: adds the digest of zero blocks; returns the writable checkpoint."""
         assert self._target is not None
         self._target.verify()
         for index, starts in self._covered_starts.items():

@@ -71,12 +71,12 @@ class EngineRanks:
     # ---- during generation -----------------------------------------------------------------------------------------
 
     def prepare(self, edits: Sequence[Edit]) -> None:
-        """At rank 0: makes all ranks prepare the edits. Raises `EngineError` if one of them cannot."""
+        """Makes all ranks prepare the edits; at rank 0. Raises `EngineError` if one of them cannot."""
         self._send(_RankCommand.PREPARE, edits)
         self._run_and_agree(lambda: self.writer.prepare(edits))
 
     def is_intact(self) -> bool:
-        """At rank 0: returns whether the live bits of all ranks are those written last."""
+        """Returns, at rank 0, whether the live bits of all ranks are those written last."""
         self._send(_RankCommand.SCRUB)
         try:
             self._run_and_agree(self._check_intact)
@@ -85,11 +85,11 @@ class EngineRanks:
         return True
 
     def stop(self) -> None:
-        """At rank 0: ends the other ranks' threads."""
+        """Ends the other ranks' threads; at rank 0."""
         self._send(_RankCommand.STOP)
 
     def follow(self, on_trouble: Callable[[str], None]) -> threading.Thread:
-        """At the other ranks: starts a thread that runs rank 0's commands until it stops or is gone."""
+        """Starts, at the other ranks, a thread that runs rank 0's commands until rank 0 stops or is gone."""
         thread = threading.Thread(target=self._follow, args=(on_trouble,), name="p2psync-rank", daemon=True)
         thread.start()
         return thread
