@@ -100,6 +100,6 @@ class Libtorrent(Trial):
 
 
 class LibtorrentSuperSeeding(Libtorrent):
-    """libtorrent with super-seeding: the trainer shows each peer one piece at a time, the next once it was passed on."""
+    """libtorrent with super-seeding: the trainer shows each peer one piece, and the next once it was passed on."""
 
     super_seeding = True

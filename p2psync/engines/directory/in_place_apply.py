@@ -160,7 +160,7 @@ class StepApplier:
         return change, changed, covered
 
     def finish(self) -> Checkpoint:
-        """Finishes after the last chunk: adds the digest of zero blocks; returns the writable checkpoint."""
+        """Finishes after the last chunk: adds the digest of blocks left zero; returns the writable checkpoint."""
         assert self._target is not None
         self._target.verify()
         for index, starts in self._covered_starts.items():
