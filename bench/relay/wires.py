@@ -80,7 +80,7 @@ class Wires(EmulatedNetwork):
         names = [self.namespace(host) for host in self.hosts]
         namespaces.add(names)
         if self._congestion:
-            namespaces.choose_congestion(names, self._congestion)
+            namespaces.set_namespace_congestion(names, self._congestion)
         for host in self.hosts:
             self._ip(host, "link", "set", "lo", "up")
         for number, host in enumerate(host for host in self.hosts if host != RELAY):

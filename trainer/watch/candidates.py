@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import p2psync.engines.checkpoint.framework_names as names
-from p2psync.engines.checkpoint.file_names import check_path, is_weights
+from p2psync.engines.checkpoint.file_names import check_file_name, is_weights
 from p2psync.engines.checkpoint.framework_names import ShardName, StepOrder, printable
 from p2psync.errors import FormatError
 from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry
@@ -180,7 +180,7 @@ class _CandidateInspector:
             self._refuse(entry, "is neither a file nor a directory: move it away, or pass it over with --ignore")
             return
         try:
-            check_path(self._inner(entry))
+            check_file_name(self._inner(entry))
         except FormatError as error:
             self.faults.append(
                 CheckpointFault(f"{printable(str(error))}; or pass it over with --ignore", passing=False)

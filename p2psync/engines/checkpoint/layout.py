@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from p2psync.delta.tensors import TensorKind, TensorSpec
-from p2psync.engines.checkpoint.file_names import check_path, is_weights
+from p2psync.engines.checkpoint.file_names import check_file_name, is_weights
 from p2psync.engines.checkpoint.header import HeaderEntry, blob_spec, parse_header
 from p2psync.errors import FormatError
 
@@ -128,6 +128,6 @@ def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
 
 
 def _check_name(name: str, kind: int) -> None:
-    check_path(name)
+    check_file_name(name)
     if is_weights(name) != (kind == TensorKind.HEADER):
         raise FormatError(f"file {name!r} is of the wrong kind: safetensors files and only they have headers")
