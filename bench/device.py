@@ -79,7 +79,7 @@ def run_device_bench(
         for k in range(block_count(row.spec, DELTA_BLOCK_UNITS)):
             block, _ = extraction.block_with_digest(row.spec, *block_range(row.spec, DELTA_BLOCK_UNITS, k))
             if block is not None:
-                found.append(FoundChanges(block, extraction.old_bits.copy()))
+                found.append(FoundChanges(block, extraction.olds.copy()))
         sides = [torch.from_numpy(side.view("i2")).to(device, copy=True) for side in (old, new)]
         pairs.append(VersionPair(index, row.spec, *sides))
     units, changed = sum(pair.old.numel() for pair in pairs), sum(one.block.changed for one in found)
@@ -92,12 +92,12 @@ def run_device_bench(
         TensorSelection(pairs[one.block.row].old, one.block.start, one.block.count, one.block.positions)
         for one in found
     ]
-    new_bits = [one.old_bits + one.block.steps for one in found]
+    new_values = [one.olds + one.block.steps for one in found]
     gather = _median(lambda: unit_transfer.gather_units(places), device, rounds)
-    prepare = _median(lambda: unit_transfer.prepare_unit_writes(places, new_bits), device, rounds)
+    prepare = _median(lambda: unit_transfer.prepare_unit_writes(places, new_values), device, rounds)
     forth, back = (
-        unit_transfer.prepare_unit_writes(places, new_bits),
-        unit_transfer.prepare_unit_writes(places, [one.old_bits for one in found]),
+        unit_transfer.prepare_unit_writes(places, new_values),
+        unit_transfer.prepare_unit_writes(places, [one.olds for one in found]),
     )
     before = [pair.old.clone() for pair in pairs]
     _run(forth)
@@ -174,9 +174,7 @@ def _same(a: FoundChanges, b: FoundChanges) -> bool:
     if one.positions is not None and two.positions is not None:
         where = one.positions.tobytes() == two.positions.tobytes()
     same = (one.row, one.start, one.count) == (two.row, two.start, two.count)
-    return (
-        where and same and one.steps.tobytes() == two.steps.tobytes() and a.old_bits.tobytes() == b.old_bits.tobytes()
-    )
+    return where and same and one.steps.tobytes() == two.steps.tobytes() and a.olds.tobytes() == b.olds.tobytes()
 
 
 def _copy(pairs: Sequence[VersionPair]) -> None:
