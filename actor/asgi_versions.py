@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from p2psync.actor.demand import (
-    LiveReading,
+    LiveState,
     UnmetDemand,
     VersionDemand,
     changed_during,
@@ -65,7 +65,7 @@ class VersionMiddleware:
 class _VersionedAnswer:
     """One answer. Streams are passed on as they come and get a trailer; others are held until their end is known."""
 
-    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveReading, send: _AsgiSend) -> None:
+    def __init__(self, live: LiveVersion, demand: VersionDemand, start: LiveState, send: _AsgiSend) -> None:
         self._live, self._demand, self._start, self._send = live, demand, start, send
         self._head: _Message = {}
         self._trailer: StreamTrailer | None = None
@@ -111,7 +111,7 @@ class _VersionedAnswer:
         await self._send({**self._head, "headers": [*kept, *_encoded(added)]})
 
 
-async def _read(live: LiveVersion | None) -> LiveReading | None:
+async def _read(live: LiveVersion | None) -> LiveState | None:
     """Returns the live version; None if it is unknown, because commits are conducted elsewhere, or no longer."""
     with suppress(EngineError):
         return None if live is None else await live.read()

@@ -36,7 +36,7 @@ class VersionDemand(msgspec.Struct, frozen=True, kw_only=True):
     exact: int | None = None
 
 
-class LiveReading(msgspec.Struct, frozen=True, kw_only=True):
+class LiveState(msgspec.Struct, frozen=True, kw_only=True):
     """The live version at a time outside of any commit, and the number of commits so far."""
 
     position: Position | None
@@ -82,7 +82,7 @@ def unmet_demand(demand: VersionDemand, live: Position | None) -> UnmetDemand | 
     return None
 
 
-def changed_during(demand: VersionDemand, start: LiveReading, end: LiveReading) -> UnmetDemand | None:
+def changed_during(demand: VersionDemand, start: LiveState, end: LiveState) -> UnmetDemand | None:
     """Returns why an answer that started under the right version does not meet the demand; None if it does.
 
     Only a demand for an exact version can fail: by any commit in between, even one that was rolled back.
@@ -93,7 +93,7 @@ def changed_during(demand: VersionDemand, start: LiveReading, end: LiveReading) 
     return _refusal(demand, version, "moved" if version is not None and version <= demand.exact else "passed")
 
 
-def version_span(start: LiveReading, end: LiveReading) -> VersionSpan:
+def version_span(start: LiveState, end: LiveState) -> VersionSpan:
     """Returns the versions of an answer. Both readings have a version."""
     assert start.position is not None and end.position is not None
     return VersionSpan(
@@ -105,7 +105,7 @@ def version_span(start: LiveReading, end: LiveReading) -> VersionSpan:
     )
 
 
-def start_headers(start: LiveReading) -> dict[str, str]:
+def start_headers(start: LiveState) -> dict[str, str]:
     """Returns the headers that are known when an answer starts."""
     assert start.position is not None
     return {START_VERSION: str(start.position.version), START_DIGEST: start.position.digest.hex()}

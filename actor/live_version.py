@@ -7,17 +7,17 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from p2psync.actor.commit_lock import CommitLock
-from p2psync.actor.demand import LiveReading
+from p2psync.actor.demand import LiveState
 from p2psync.protocol.versions import Position
 
 
 class LiveVersionReader(Protocol):
     """Reads the live version of an engine, for a server of rollout requests."""
 
-    async def read(self) -> LiveReading:
+    async def read(self) -> LiveState:
         """Returns the live version, outside of any commit."""
 
-    def hold(self) -> AbstractAsyncContextManager[LiveReading]:
+    def hold(self) -> AbstractAsyncContextManager[LiveState]:
         """Keeps commits out within the context."""
 
 
@@ -29,13 +29,13 @@ class LiveVersion:
         self._commit_lock = commit_lock
         self._position = position
 
-    async def read(self) -> LiveReading:
+    async def read(self) -> LiveState:
         """Returns the live version, after a commit under way, if there is one."""
-        async with self.hold() as reading:
-            return reading
+        async with self.hold() as state:
+            return state
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[LiveReading]:
+    async def hold(self) -> AsyncIterator[LiveState]:
         """Keeps commits out within the context. Raises the error with which the lock was ended."""
         async with self._commit_lock.read_lock_async():
-            yield LiveReading(position=self._position(), commits=self._commit_lock.commits)
+            yield LiveState(position=self._position(), commits=self._commit_lock.commits)

@@ -167,11 +167,11 @@ class ActorNode:
             self._close()
             await self.client.close()
             raise
-        for remark in self.store.diagnostics:
-            self.runner.trouble(remark)
-        self.runner.run_beside(self._inspect())
+        for diagnostic in self.store.diagnostics:
+            self.runner.trouble(diagnostic)
+        self.runner.start_task(self._inspect())
         if config.scrub_share > 0 and config.role != "relay":
-            self.runner.run_beside(self._scrub())
+            self.runner.start_task(self._scrub())
 
     async def stop(self) -> None:
         """Leaves the swarm, waits for the engine to finish its work, and closes everything."""
@@ -210,7 +210,9 @@ class ActorNode:
         def refetch(position: Position) -> None:
             # An inspectable engine has found the damage by its own scrub, and has fallen back.
             if not isinstance(self.engine, InspectableEngine):
-                self.runner.doubt(f"bits of version {position.version} were damaged here; fetching it anew", None)
+                self.runner.mark_corrupt(
+                    f"bits of version {position.version} were damaged here; fetching it again", None
+                )
 
         follower = self.runner.core.follower
         assert follower is not None
@@ -254,7 +256,7 @@ class ActorNode:
 
 
 def make_relay(config: ActorConfig, *, on_event: Callable[[Event], None] | None = None) -> ActorNode:
-    """Returns a relay: it fetches and serves what an actor would, and keeps no weights."""
+    """Returns a relay: it fetches and serves the chunks that an actor would, and keeps no weights."""
     config = dataclasses.replace(config, role="relay")
     return ActorNode(config, lambda packs: RelayEngine(config.store / "relay.json", packs), on_event=on_event)
 

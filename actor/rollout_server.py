@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 
 from p2psync.actor.demand import (
-    LiveReading,
+    LiveState,
     UnmetDemand,
     VersionDemand,
     VersionSpan,
@@ -141,20 +141,20 @@ class RolloutServer:
             return await self._answer_whole(demand, start, answer, whole)
 
     @asynccontextmanager
-    async def _start(self) -> AsyncIterator[LiveReading]:
+    async def _start(self) -> AsyncIterator[LiveState]:
         if self._hold:
-            async with self._live.hold() as reading:
-                yield reading
+            async with self._live.hold() as state:
+                yield state
         else:
             yield await self._live.read()
 
-    async def _span(self, start: LiveReading) -> tuple[LiveReading, VersionSpan]:
+    async def _span(self, start: LiveState) -> tuple[LiveState, VersionSpan]:
         # A holder of the read lock must not enter it again: a waiting commit keeps new readers out.
         end = start if self._hold else await self._live.read()
         return end, version_span(start, end)
 
     async def _answer_whole(
-        self, demand: VersionDemand, start: LiveReading, answer: RolloutAnswer, body: bytes
+        self, demand: VersionDemand, start: LiveState, answer: RolloutAnswer, body: bytes
     ) -> web.Response:
         end, found = await self._span(start)
         if (refusal := changed_during(demand, start, end)) is not None:
@@ -167,7 +167,7 @@ class RolloutServer:
         )
 
     async def _stream(
-        self, request: web.Request, start: LiveReading, answer: RolloutAnswer, parts: AsyncGenerator[bytes, None]
+        self, request: web.Request, start: LiveState, answer: RolloutAnswer, parts: AsyncGenerator[bytes, None]
     ) -> web.StreamResponse:
         response = web.StreamResponse(status=answer.status, headers={**answer.headers, **start_headers(start)})
         response.content_type = answer.content_type

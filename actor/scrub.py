@@ -34,21 +34,21 @@ class EngineScrubber:
     """Scrubs one engine."""
 
     def __init__(
-        self, engine: Engine, in_worker: EngineThread, share: float, least_pause: float = MIN_PAUSE_SECONDS
+        self, engine: Engine, in_worker: EngineThread, share: float, min_pause_seconds: float = MIN_PAUSE_SECONDS
     ) -> None:
-        """share: of the engine thread's time, above 0 and at most 1. least_pause: after each tensor (seconds)."""
+        """share: of the engine thread's time, above 0 and at most 1. min_pause_seconds: after each tensor (seconds)."""
         self._engine = engine
         self._in_worker = in_worker
         self._share = share
-        self._least_pause = least_pause
+        self._min_pause_seconds = min_pause_seconds
 
     async def run(self, vouched: Callable[[], Position | None], on_damage: Callable[[Position], None]) -> None:
-        """Scrubs until it is cancelled; calls `on_damage` with a live version whose bits are not what was committed.
+        """Scrubs until it is cancelled; calls `on_damage` with a live version whose bits are not the committed ones.
 
         vouched: returns the position that counts as live; None while it is known to be damaged.
         """
         while True:
-            await asyncio.sleep(self._least_pause)
+            await asyncio.sleep(self._min_pause_seconds)
             position = vouched()
             if position is None or position != self._engine.position:
                 continue
@@ -56,7 +56,7 @@ class EngineScrubber:
                 on_damage(position)
 
     async def scrub_once(self) -> bool | None:
-        """Scrubs one round: returns whether every live bit is what was committed; None if a commit came in between."""
+        """Scrubs one round: returns whether every live bit is the committed one; None if a commit came in between."""
         position = self._engine.position
         if position is None:
             return None
@@ -70,7 +70,7 @@ class EngineScrubber:
                 break
             total += digest
             spent = time.perf_counter() - begun
-            await asyncio.sleep(max(self._least_pause, spent / self._share - spent))
+            await asyncio.sleep(max(self._min_pause_seconds, spent / self._share - spent))
         if digest_bytes(total % MODULUS) == position.digest:
             return True
         return bool(await self._in_worker(self._scrub))

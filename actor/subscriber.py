@@ -1,4 +1,4 @@
-"""Keeping a live torch module at the newest version, beside a generation loop.
+"""Keeps a live torch module at the newest version during a generation loop.
 
     from p2psync import ActorConfig, Subscriber
 
@@ -8,10 +8,10 @@
                 generate(policy)          # every weight is that of position.version, until the block ends
 
 Fetching and staging go on during generation; a commit waits for the end of a `serving` block, and a block that begins
-during a commit waits for it: milliseconds, for what changed.
+during a commit waits for it: milliseconds, in proportion to the changed bits.
 
-A version that does not fit the module (other names, shapes or dtypes) raises `MisfitError` where it is waited for; what
-is live goes on being served.
+A version that does not fit the module (other names, shapes or dtypes) raises `MisfitError` where it is waited for; the
+live version goes on being served.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from p2psync.protocol.versions import Position
 
 
 class _SubscriberEngine(ModuleEngine):
-    """The module, which tells when it refuses a version for what it is and when it takes one."""
+    """The engine of the module, which reports versions that do not fit it, and those that it stages."""
 
     def __init__(
         self, module: nn.Module, names: Names | None, pause: Pause, told: Callable[[EngineError | None], None]
@@ -166,9 +166,9 @@ class Subscriber:
         return self._background.loop.call(self._work.lease(lease, max_items, wait, version))
 
     def complete_work(
-        self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, patience: float = 120.0
+        self, work: str, item: str, result: bytes, position: Position, tokens: int = 0, *, timeout: float = 120.0
     ) -> Verdict:
-        """Hand in a result of `tokens` tokens, made under `position`; for `patience` seconds, while the ledger is full
+        """Hand in a result of `tokens` tokens, made under `position`; for `timeout` seconds, while the ledger is full
         or cannot be reached. Raises `HubError`."""
         if self._work is None:
             raise self._background.not_started()
@@ -177,7 +177,7 @@ class Subscriber:
             version=position.version,
             digest=position.digest.hex(),
             tokens=tokens,
-            patience=patience,
+            timeout_seconds=timeout,
         )
         return self._background.loop.call(call).verdict
 

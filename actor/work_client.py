@@ -12,7 +12,7 @@ from p2psync.errors import FormatError, HubError, LeaseError
 from p2psync.membership.work import (
     MAX_GRANT_BYTES,
     MAX_RESULT_BYTES,
-    MAX_WORK_WAIT,
+    MAX_WORK_WAIT_SECONDS,
     RESULT_HEADER,
     LeaseWork,
     Receipt,
@@ -53,15 +53,15 @@ class WorkClient:
         self._unanswered: list[str] = []
 
     async def lease(
-        self, lease: str, max_items: int = 1, wait: float = MAX_WORK_WAIT, version: int | None = None
+        self, lease: str, max_items: int = 1, wait: float = MAX_WORK_WAIT_SECONDS, version: int | None = None
     ) -> WorkGrant:
         """Claims up to `max_items` items; returns none if there was none for `wait` seconds (at most 20).
 
         lease: the membership lease; the claim lasts while it is renewed. version: the policy that would be used. Raises
         `LeaseError` when the lease has ended: join again, and give up what was claimed under it. Raises `HubError` as
-        `HubClient` does, and retries nothing; the next call also gets what a lost answer had granted.
+        `HubClient` does, and retries nothing; the next call also gets the work that a lost answer granted.
         """
-        wait = min(max(wait, 0.0), MAX_WORK_WAIT)
+        wait = min(max(wait, 0.0), MAX_WORK_WAIT_SECONDS)
         # Work granted in a lost answer would stay claimed while this node lives: ask for it again.
         work = self._unanswered.pop() if self._unanswered else secrets.token_hex(16)
         asked = LeaseWork(lease=lease, work=work, max_items=max_items, wait=wait, version=version)
@@ -101,17 +101,17 @@ class WorkClient:
         version: int,
         digest: str,
         tokens: int = 0,
-        patience: float = 120.0,
+        timeout_seconds: float = 120.0,
     ) -> Receipt:
         """Offers a result until the ledger answers: also while the ledger is full, restarts, or cannot be reached.
 
-        Offers it again after the ledger's Retry-After, or after pauses that double. patience: seconds after which it
-        gives up. Raises as `complete`; the result may count nevertheless.
+        Offers it again after the ledger's Retry-After, or after pauses that double. It gives up after
+        `timeout_seconds`. Raises as `complete`; the result may count nevertheless.
         """
         body, packed = await self._prepare(result)
         head = ResultHead(work=work, item=item, version=version, digest=digest, tokens=tokens, packed=packed)
         loop = asyncio.get_running_loop()
-        deadline, pause = loop.time() + patience, RETRY_MIN_SECONDS
+        deadline, pause = loop.time() + timeout_seconds, RETRY_MIN_SECONDS
         while True:
             try:
                 return await self._offer(head, body)

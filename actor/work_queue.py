@@ -68,15 +68,15 @@ class WorkQueue:
         membership: Callable[[], tuple[str | None, int | None]],
         slots: int,
         *,
-        patience: float = 120.0,
+        deliver_timeout: float = 120.0,
     ) -> None:
         """loop: of the client. membership: returns the lease of the hub (None: not a member now) and the live version.
-        slots: items that are generated at a time. patience: see `WorkClient.deliver`."""
+        slots: items that are generated at a time. deliver_timeout: seconds, see `WorkClient.deliver`."""
         self._loop = loop
         self._client = client
         self._membership = membership
         self._slots = slots
-        self._patience = patience
+        self._deliver_timeout = deliver_timeout
         self._changed = threading.Condition()
         self._queue: deque[ClaimedItem] = deque()
         self._generating: set[tuple[str, str]] = set()
@@ -202,7 +202,7 @@ class WorkQueue:
                 version=position.version,
                 digest=position.digest.hex(),
                 tokens=tokens,
-                patience=self._patience,
+                timeout_seconds=self._deliver_timeout,
             )
             outcome, void = receipt.verdict, receipt.void
         except P2PSyncError:

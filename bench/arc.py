@@ -1,6 +1,6 @@
 """Fireworks' ARC v3, by its own package (PyPI `fireworks-delta-compression`), on tensors made here.
 
-Its decoder unpickles what it is given, so it is handed nothing but what its encoder has just written.
+Its decoder unpickles its input, so it gets only bytes that its encoder has just written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from p2psync.bench.baselines import Baseline, TensorChanges
 from p2psync.bench.deltas import Bits
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 _FORMAT = "arc_v3"
 
@@ -29,7 +29,7 @@ class _Tensor(msgspec.Struct, frozen=True):
 
 
 def missing() -> str | None:
-    """Why it cannot be run here; None if it can."""
+    """Returns why it cannot be run here; None if it can."""
     try:
         importlib.import_module("fireworks_delta_compression")
     except ImportError as error:
@@ -37,7 +37,7 @@ def missing() -> str | None:
     return None
 
 
-def _encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     arc = importlib.import_module("fireworks_delta_compression")
     parts = []
     for part in changes:
@@ -48,7 +48,7 @@ def _encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
 
 
 def _decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     import torch
 
@@ -67,7 +67,7 @@ def _decode(
         yield part.row, where, new[where]
 
 
-def _as_tensor(bits: Bits, row: Row) -> Any:
+def _as_tensor(bits: Bits, row: TableRow) -> Any:
     import torch
 
     signed = np.ascontiguousarray(bits).view(np.int16).copy()

@@ -1,8 +1,8 @@
 """Published formats for the same delta, rebuilt from their descriptions: to bytes, and back to the new weights.
 
 None of their code is used. Where a description leaves something open the choice that takes fewer bytes was made, and
-tensors are named by number where nothing else is said. All of them are given the exact bits; what some do about values
-(floating-point differences) is not copied.
+tensors are named by number where nothing else is said. All of them are given the exact bits; the
+floating-point differences of some are not copied.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from p2psync.bench.deltas import Bits
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 Bytes = NDArray[np.uint8]
 _HEAD = struct.Struct("<II")
@@ -30,8 +30,8 @@ class TensorChanges(NamedTuple):
 
     row: int
     positions: NDArray[np.int64]
-    olds: Bits
-    news: Bits
+    old_bits: Bits
+    new_bits: Bits
     old: Bits
     new: Bits
 
@@ -42,8 +42,8 @@ class Baseline(NamedTuple):
 
     name: str
     title: str
-    encode: Callable[[Sequence[Row], list[TensorChanges]], bytes]
-    decode: Callable[[bytes, Sequence[Row], Callable[[int], Bits]], Iterator[tuple[int, NDArray[np.int64], Bits]]]
+    encode: Callable[[Sequence[TableRow], list[TensorChanges]], bytes]
+    decode: Callable[[bytes, Sequence[TableRow], Callable[[int], Bits]], Iterator[tuple[int, NDArray[np.int64], Bits]]]
 
 
 @dataclass(frozen=True)
@@ -59,51 +59,59 @@ class Size:
         return 8 * self.payload / max(1, self.changed)
 
 
-def find_changes(olds: Sequence[Bits], news: Sequence[Bits]) -> list[TensorChanges]:
+def find_changes(old_bits: Sequence[Bits], new_bits: Sequence[Bits]) -> list[TensorChanges]:
     """The changes of each changed tensor."""
     found = []
-    for row, (old, new) in enumerate(zip(olds, news, strict=True)):
+    for row, (old, new) in enumerate(zip(old_bits, new_bits, strict=True)):
         where = np.flatnonzero(old != new)
         if where.size:
             found.append(TensorChanges(row, where, old[where], new[where], old, new))
     return found
 
 
-def measure_baseline(baseline: Baseline, rows: Sequence[Row], olds: Sequence[Bits], news: Sequence[Bits]) -> Size:
+def measure_baseline(
+    baseline: Baseline, rows: Sequence[TableRow], old_bits: Sequence[Bits], new_bits: Sequence[Bits]
+) -> Size:
     """Encode, decode, compare every position and bit. Raises `AssertionError` if they differ."""
-    changes = find_changes(olds, news)
+    changes = find_changes(old_bits, new_bits)
     data = baseline.encode(rows, changes)
     seen = 0
-    for part, (row, positions, bits) in zip(changes, baseline.decode(data, rows, lambda row: olds[row]), strict=True):
-        if row != part.row or not np.array_equal(positions, part.positions) or not np.array_equal(bits, part.news):
+    for part, (row, positions, bits) in zip(
+        changes, baseline.decode(data, rows, lambda row: old_bits[row]), strict=True
+    ):
+        if row != part.row or not np.array_equal(positions, part.positions) or not np.array_equal(bits, part.new_bits):
             raise AssertionError(f"{baseline.name} did not come back as it was")
         seen += positions.size
     return Size(len(data), seen)
 
 
-def _int32_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _int32_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
-        out += [_HEAD.pack(part.row, part.positions.size), part.positions.astype("<u4").tobytes(), part.news.tobytes()]
+        out += [
+            _HEAD.pack(part.row, part.positions.size),
+            part.positions.astype("<u4").tobytes(),
+            part.new_bits.tobytes(),
+        ]
     return b"".join(out)
 
 
-def _int32_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _int32_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:
         row, count = reader.head()
         yield row, reader.take("<u4", count).astype(np.int64), reader.take("<u2", count)
 
 
-def _leb_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _leb_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         gaps = write_leb128(np.diff(part.positions, prepend=-1) - 1)
-        out += [_HEAD.pack(part.row, part.positions.size), gaps.tobytes(), part.news.tobytes()]
+        out += [_HEAD.pack(part.row, part.positions.size), gaps.tobytes(), part.new_bits.tobytes()]
     return b"".join(out)
 
 
-def _leb_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _leb_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:
         row, count = reader.head()
@@ -123,7 +131,7 @@ class _CooTensor(msgspec.Struct, frozen=True):
     col_dtype: str
 
 
-def _coo_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _coo_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     header, body = [], []
     for part in changes:
         spec = rows[part.row].spec
@@ -134,25 +142,25 @@ def _coo_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
         header.append(
             _CooTensor(spec.name, spec.shape, column.size, "bfloat16", *(str(index.dtype) for index in packed))
         )
-        body += [*(index.tobytes() for index in packed), part.news.tobytes()]
+        body += [*(index.tobytes() for index in packed), part.new_bits.tobytes()]
     lines = msgspec.json.encode(header)
     return _zstd(b"".join((struct.pack("<I", len(lines)), lines, *body)))
 
 
-def _coo_decode(data: bytes, rows: Sequence[Row], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
+def _coo_decode(data: bytes, rows: Sequence[TableRow], base: object) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     numbers = {row.spec.name: number for number, row in enumerate(rows)}
     reader = _Reader(_unzstd(data))
     header = msgspec.json.decode(reader.take("u1", int(reader.take("<u4", 1)[0])).tobytes(), type=list[_CooTensor])
     for line in header:
         down = reader.take(line.row_dtype, line.num_nonzero).astype(np.int64)
         across = reader.take(line.col_dtype, line.num_nonzero).astype(np.int64)
-        news = reader.take("<u2", line.num_nonzero)
+        new_bits = reader.take("<u2", line.num_nonzero)
         starts = np.flatnonzero(down)
         column = np.cumsum(across)
         before = np.zeros_like(column)
         before[starts] = np.diff(column[starts] - across[starts], prepend=0)
         column -= np.cumsum(before)
-        yield numbers[line.name], np.cumsum(down) * _columns(line.shape) + column, news
+        yield numbers[line.name], np.cumsum(down) * _columns(line.shape) + column, new_bits
 
 
 def _columns(shape: Sequence[int]) -> int:
@@ -161,50 +169,50 @@ def _columns(shape: Sequence[int]) -> int:
 
 
 def _narrow(values: NDArray[np.int64], least: int = 1) -> NDArray[np.unsignedinteger]:
-    """In the narrowest unsigned integers of at least `least` bytes that hold them."""
+    """Returns the values in the narrowest unsigned integers of at least `least` bytes that hold them."""
     top = int(values.max(initial=0))
     width = next(w for w in (1, 2, 4, 8) if w >= least and top < 1 << (8 * w))
     return values.astype(np.dtype(f"<u{width}"))
 
 
-def _xor16_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
-    heads, gaps, xors = [], [], []
+def _xor16_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
+    headers, gaps, xors = [], [], []
     for part in changes:
         packed = _narrow(np.diff(part.positions, prepend=-1) - 1, least=2)
-        heads.append(struct.pack("<IIB", part.row, part.positions.size, packed.itemsize))
+        headers.append(struct.pack("<IIB", part.row, part.positions.size, packed.itemsize))
         gaps.append(packed.tobytes())
-        xors.append((part.olds ^ part.news).tobytes())
-    return _zstd(b"".join((struct.pack("<I", len(heads)), *heads, *gaps, *xors)))
+        xors.append((part.old_bits ^ part.new_bits).tobytes())
+    return _zstd(b"".join((struct.pack("<I", len(headers)), *headers, *gaps, *xors)))
 
 
 def _xor16_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(_unzstd(data))
-    heads = [(*reader.head(), int(reader.take("u1", 1)[0])) for _ in range(int(reader.take("<u4", 1)[0]))]
-    gaps = [reader.take(f"<u{width}", count).astype(np.int64) for _, count, width in heads]
-    for (row, count, _), gap in zip(heads, gaps, strict=True):
+    headers = [(*reader.head(), int(reader.take("u1", 1)[0])) for _ in range(int(reader.take("<u4", 1)[0]))]
+    gaps = [reader.take(f"<u{width}", count).astype(np.int64) for _, count, width in headers]
+    for (row, count, _), gap in zip(headers, gaps, strict=True):
         positions = np.cumsum(gap + 1) - 1
         yield row, positions, base(row)[positions] ^ reader.take("<u2", count)
 
 
-def _xor8_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
-    heads = b"".join(_HEAD.pack(part.row, part.positions.size) for part in changes)
+def _xor8_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
+    headers = b"".join(_HEAD.pack(part.row, part.positions.size) for part in changes)
     gaps = [write_bytes255(np.diff(part.positions, prepend=-1) - 1) for part in changes]
-    xors = np.concatenate([part.olds ^ part.news for part in changes] or [np.zeros(0, np.uint16)])
+    xors = np.concatenate([part.old_bits ^ part.new_bits for part in changes] or [np.zeros(0, np.uint16)])
     low, high = (xors & 0xFF).astype(np.uint8), (xors >> 8).astype(np.uint8)
-    parts = [_zstd(part) for part in (heads, np.concatenate(gaps or [low]).tobytes(), low.tobytes(), high.tobytes())]
+    parts = [_zstd(part) for part in (headers, np.concatenate(gaps or [low]).tobytes(), low.tobytes(), high.tobytes())]
     return b"".join((struct.pack("<IIII", *map(len, parts)), *parts))
 
 
 def _xor8_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     outer = _Reader(data)
     sizes = outer.take("<u4", 4)
-    heads, gaps, low, high = (_Reader(_unzstd(outer.take("u1", int(size)).tobytes())) for size in sizes)
-    while heads.left:
-        row, count = heads.head()
+    headers, gaps, low, high = (_Reader(_unzstd(outer.take("u1", int(size)).tobytes())) for size in sizes)
+    while headers.left:
+        row, count = headers.head()
         gap, used = read_bytes255(gaps.rest(), count)
         gaps.skip(used)
         positions = np.cumsum(gap + 1) - 1
@@ -212,7 +220,7 @@ def _xor8_decode(
         yield row, positions, base(row)[positions] ^ xors
 
 
-def _dense_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
+def _dense_encode(rows: Sequence[TableRow], changes: list[TensorChanges]) -> bytes:
     out = []
     for part in changes:
         data = _zstd((part.old ^ part.new).tobytes())
@@ -221,7 +229,7 @@ def _dense_encode(rows: Sequence[Row], changes: list[TensorChanges]) -> bytes:
 
 
 def _dense_decode(
-    data: bytes, rows: Sequence[Row], base: Callable[[int], Bits]
+    data: bytes, rows: Sequence[TableRow], base: Callable[[int], Bits]
 ) -> Iterator[tuple[int, NDArray[np.int64], Bits]]:
     reader = _Reader(data)
     while reader.left:

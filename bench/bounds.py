@@ -7,7 +7,7 @@ from few samples is too low, since every context is then fitted to its own noise
 - steps are symbols only up to ±`EXACT`; beyond, the symbol is the step's sign and the length of its magnitude, and the
   bits below the leading one count whole, as a coder would write them;
 - to each entropy (Miller 1955) half a parameter's worth is added, (symbols − 1) / 2 nats, which is its bias to first
-  order. That is also about what it costs to tell a receiver the frequencies.
+  order. That is also about the cost of telling a receiver the frequencies.
 Contexts are counted over the whole model. A coder that adapts to tensors knows more, and may come out below a bound
 where tensors differ much, as in the first step of a model whose embedding has many tiny weights.
 """
@@ -154,7 +154,7 @@ def _join_exponents(table: _Counts, changed: _Counts) -> _Counts:
 
 
 def _age_classes(step: int) -> NDArray[np.uint8]:
-    """For each step that may have changed a unit last, the class of its age at `step`; 0 is never."""
+    """Returns for each step that may have changed a unit last, the class of its age at `step`; 0 is never."""
     classes = np.full(256, _NEVER, np.uint8)
     for last in range(1, step):
         classes[last] = np.searchsorted(AGES, step - last)

@@ -1,4 +1,4 @@
-"""How long a large model takes, scaled from a smaller pair that was measured."""
+"""Scales the times of a measured pair of versions to a larger model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ModelBudget(msgspec.Struct, frozen=True, kw_only=True):
 def measure_budget(
     delta: ModelDelta, profile: str, all_cores: int, rounds: int, progress: Callable[[str], None]
 ) -> ModelBudget:
-    """On one core and on all, scaled by bytes.
+    """Measures the budget on one core and on all, scaled by bytes.
 
     Times of each piece of work are medians of `rounds` as shares of reading, at the best rate of reading that was seen:
     what the machine does when nothing else disturbs it.

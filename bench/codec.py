@@ -1,5 +1,5 @@
-"""How small, and how fast, is the codec? Deltas of real training and drawn ones, beside bounds, other formats and
-reading.
+"""Measures the size and speed of the codec on deltas of real training and on drawn ones, against bounds, other formats
+and merely reading.
 
 Every format is decoded again and compared bit by bit on the very delta that is reported. Every speed is taken between
 two readings of both copies and reported as a ratio to them; the tables show medians. Nothing here asserts a time.
@@ -26,11 +26,12 @@ from p2psync.store.encoding import DELTA_BLOCK_UNITS, MAX_DELTA_CHUNK_BYTES
 
 _MEBIBYTE = 1 << 20
 #: The name of profile tight where the receiver has the history of a trajectory.
-TIGHT_PAST = "tight-history"
+TIGHT_HISTORY = "tight-history"
 FORMATS = (*baselines.BASELINES, arc.ARC)
 BASELINE_NAMES = tuple(baseline.name for baseline in FORMATS) + tuple(tool.name for tool in patchers.TOOLS)
-#: Of a smaller model both copies lie in caches, and its reading time says nothing about a real one.
-LEAST_TIMED = 64 * 10**6
+#: Only models of at least so many bytes are timed: both copies of a smaller one fit into caches, so its reading time
+#: says nothing about a real model.
+MIN_TIMED_BYTES = 64 * 10**6
 #: Drawn deltas of a run that names no density: one as RL makes them, and such as other training makes.
 DENSITIES = (0.01, 0.10, 0.25, 0.50)
 #: Above this share of changed elements a model of at most `DENSE_BYTES` is drawn: a whole one would take hours.
@@ -48,7 +49,7 @@ class CodecOptions:
     rounds: int = 5
     part_bytes: int = 16 * 10**6
     """The part of the model that tools for binary deltas are given."""
-    least_timed: int = LEAST_TIMED
+    min_timed_bytes: int = MIN_TIMED_BYTES
     all_cores: int = 1
     """Cores of the second measurement of each speed."""
     baseline_bytes: int = 1100 * 10**6
@@ -58,8 +59,8 @@ class CodecOptions:
 
 
 def quick_options(options: CodecOptions) -> CodecOptions:
-    """The same in seconds: two rounds, and little for tools."""
-    return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, least_timed=0)
+    """Returns options for a run of seconds: two rounds, and little data for tools."""
+    return replace(options, rounds=min(2, options.rounds), part_bytes=10**6, min_timed_bytes=0)
 
 
 def run_codec_bench(
@@ -78,7 +79,7 @@ def run_codec_bench(
     for delta in deltas:
         reports.append(measure_delta(delta, options, progress))
         wanted = options.budget_density in (None, delta.asked_density)
-        if wanted and not budgets and delta.model_bytes >= options.least_timed:
+        if wanted and not budgets and delta.model_bytes >= options.min_timed_bytes:
             budgets = [
                 measure_budget(
                     delta,
@@ -105,12 +106,12 @@ def run_codec_bench(
 def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) -> DeltaReport:
     """Returns sizes of all profiles and baselines, bounds, and the speed of `options.profiles`."""
     progress(f"{delta.name}: bounds")
-    bounds = measure_bounds(list(zip(delta.olds, delta.news, strict=True)), delta.history, delta.step or 0)
+    bounds = measure_bounds(list(zip(delta.old_bits, delta.new_bits, strict=True)), delta.history, delta.step or 0)
     formats, skipped = _baseline_sizes(delta, options, progress)
     speeds = []
     for profile in PROFILES:
         payload = None
-        if profile in options.profiles and delta.model_bytes >= options.least_timed:
+        if profile in options.profiles and delta.model_bytes >= options.min_timed_bytes:
             for cores in sorted({1, options.all_cores}):
                 speed, size = measure_speed(delta, profile, cores, options.rounds, progress)
                 payload = size if payload is None else payload
@@ -128,10 +129,10 @@ def measure_delta(delta: ModelDelta, options: CodecOptions, progress: Progress) 
         )
     if delta.history is not None and delta.history.last.any():
         progress(f"{delta.name}: tight with history")
-        payload = _size(delta, "tight", past=True)
+        payload = _size(delta, "tight", with_history=True)
         title = "p2psync tight, with history"
         formats.append(
-            FormatSize(name=TIGHT_PAST, title=title, is_p2psync=True, payload_bytes=payload, changed=bounds.changed)
+            FormatSize(name=TIGHT_HISTORY, title=title, is_p2psync=True, payload_bytes=payload, changed=bounds.changed)
         )
     return DeltaReport(
         name=delta.name,
@@ -158,23 +159,23 @@ def drawn(model_bytes: int, densities: Sequence[float], seed: int, progress: Pro
         size = model_bytes if density <= DENSE_ABOVE else min(model_bytes, DENSE_BYTES)
         rows = model_rows(size)
         progress(f"drawing {size / 1e9:g} GB of weights and a step that changes {100 * density:g} %")
-        olds, news = map(list, zip(*draw_step(rows, density, seed), strict=True))
+        old_bits, new_bits = map(list, zip(*draw_step(rows, density, seed), strict=True))
         yield ModelDelta(
             name=f"drawn {100 * density:g} %",
             source=f"weights and a step drawn from the ulp law (bench/policy.py), seed {seed}",
             rows=rows,
-            olds=olds,
-            news=news,
+            old_bits=old_bits,
+            new_bits=new_bits,
             asked_density=density,
         )
-        del olds, news
+        del old_bits, new_bits
 
 
 def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress) -> tuple[list[FormatSize], list[str]]:
     sizes, skipped = [], []
     rows, seen = 0, 0
-    while rows < len(delta.olds) and (not rows or seen + delta.olds[rows].nbytes <= options.baseline_bytes):
-        seen += delta.olds[rows].nbytes
+    while rows < len(delta.old_bits) and (not rows or seen + delta.old_bits[rows].nbytes <= options.baseline_bytes):
+        seen += delta.old_bits[rows].nbytes
         rows += 1
     for baseline in FORMATS:
         if baseline.name not in options.baselines:
@@ -183,7 +184,7 @@ def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress
             skipped.append(line)
             continue
         progress(f"{delta.name}: {baseline.name}")
-        size = baselines.measure_baseline(baseline, delta.rows, delta.olds[:rows], delta.news[:rows])
+        size = baselines.measure_baseline(baseline, delta.rows, delta.old_bits[:rows], delta.new_bits[:rows])
         sizes.append(
             FormatSize(
                 name=baseline.name,
@@ -192,11 +193,11 @@ def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress
                 rebuilt=baseline in baselines.BASELINES,
                 payload_bytes=size.payload,
                 changed=size.changed,
-                part_bytes=seen if rows < len(delta.olds) else None,
+                part_bytes=seen if rows < len(delta.old_bits) else None,
             )
         )
     tools = [tool for tool in patchers.TOOLS if tool.name in options.baselines]
-    part = patchers.cut_part(delta.olds, delta.news, options.part_bytes) if tools else None
+    part = patchers.cut_part(delta.old_bits, delta.new_bits, options.part_bytes) if tools else None
     for tool in tools:
         assert part is not None
         if (line := patchers.missing(tool)) is not None:
@@ -222,9 +223,9 @@ def _baseline_sizes(delta: ModelDelta, options: CodecOptions, progress: Progress
     return sizes, skipped
 
 
-def _size(delta: ModelDelta, profile: str, *, past: bool = False) -> int:
+def _size(delta: ModelDelta, profile: str, *, with_history: bool = False) -> int:
     """Payload of a profile, after a round trip."""
-    with CodecWork(delta, profile, 1, past=past) as work:
+    with CodecWork(delta, profile, 1, with_history=with_history) as work:
         work.encode()
         work.remember()
         work.apply()
@@ -246,7 +247,7 @@ def _first_call(options: CodecOptions) -> float:
 
 
 def cpu_name() -> str:
-    """As Linux tells it."""
+    """Returns the processor's model name, from /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

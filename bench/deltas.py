@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.delta.history import ChangeHistory
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 Bits = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
 class ModelHistory:
-    """Of every unit of a model, tensor after tensor: the step that changed it last (0: none), and whether upwards."""
+    """The last change of every unit of a model, tensor after tensor: its step (0: none), and whether it went up."""
 
     last: NDArray[np.uint8]
     rose: NDArray[np.bool_]
@@ -29,7 +29,7 @@ class ModelHistory:
         self.last[positions] = number
         self.rose[positions] = steps < 0x8000
 
-    def of_tensors(self, rows: list[Row]) -> list[ChangeHistory]:
+    def of_tensors(self, rows: list[TableRow]) -> list[ChangeHistory]:
         """Both models as the codec takes them."""
         made, start = [], 0
         for row in rows:
@@ -53,9 +53,9 @@ class ModelDelta:
 
     name: str
     source: str
-    rows: list[Row]
-    olds: list[Bits]
-    news: list[Bits]
+    rows: list[TableRow]
+    old_bits: list[Bits]
+    new_bits: list[Bits]
     history: ModelHistory | None = None
     rate: float | None = None
     step: int | None = None
@@ -64,9 +64,9 @@ class ModelDelta:
     @property
     def units(self) -> int:
         """Units of the whole model."""
-        return sum(old.size for old in self.olds)
+        return sum(old.size for old in self.old_bits)
 
     @property
     def model_bytes(self) -> int:
         """Bytes of one copy."""
-        return sum(old.nbytes for old in self.olds)
+        return sum(old.nbytes for old in self.old_bits)

@@ -1,4 +1,4 @@
-"""How fast are extraction and apply on a GPU, beside copying there? Prints JSON; nothing is asserted of times.
+"""Measures extraction and apply on a GPU, against copying there. Prints JSON; asserts no times.
 
     python -m p2psync.bench.device [--size 2GB] [--density 0.01] [--rounds 5] [--device cuda]
 
@@ -23,8 +23,8 @@ from p2psync.delta.block import block_count, block_range
 from p2psync.delta.extract import Extraction, FoundChanges
 from p2psync.engines.device import unit_transfer as unit_transfer
 from p2psync.engines.device.extract import DeviceExtraction, best_finder
-from p2psync.engines.device.finder import ChangeFinder, TorchFinder, VersionPair, nan_bits
-from p2psync.engines.device.unit_transfer import UnitSelection
+from p2psync.engines.device.finder import DeviceChangeFinder, TorchFinder, VersionPair, nan_bits
+from p2psync.engines.device.unit_transfer import TensorSelection
 from p2psync.store.encoding import DELTA_BLOCK_UNITS
 
 
@@ -57,9 +57,9 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes read and written by copying one version on the device."""
     finders: list[Rates]
     gather_seconds: float
-    """Old bits to the host, beside serving."""
+    """Old bits to the host, while the device serves."""
     prepare_seconds: float
-    """New bits and positions to the device, beside serving."""
+    """New bits and positions to the device, while it serves."""
     write_seconds: float
     """The work in a commit's pause."""
     write_rate: float
@@ -84,18 +84,19 @@ def run_device_bench(
         pairs.append(VersionPair(index, row.spec, *sides))
     units, changed = sum(pair.old.numel() for pair in pairs), sum(one.block.changed for one in found)
     copy_rate = 4 * units / _median(lambda: _copy(pairs), device, rounds)
-    finders: list[ChangeFinder] = [best_finder(device)]
+    finders: list[DeviceChangeFinder] = [best_finder(device)]
     if not isinstance(finders[0], TorchFinder):
         finders.append(TorchFinder(nan_bits(device)))
     rates = [_rates(finder, device, pairs, found, units, copy_rate, rounds) for finder in finders]
     places = [
-        UnitSelection(pairs[one.block.row].old, one.block.start, one.block.count, one.block.positions) for one in found
+        TensorSelection(pairs[one.block.row].old, one.block.start, one.block.count, one.block.positions)
+        for one in found
     ]
-    news = [one.olds + one.block.steps for one in found]
+    new_values = [one.olds + one.block.steps for one in found]
     gather = _median(lambda: unit_transfer.gather_units(places), device, rounds)
-    prepare = _median(lambda: unit_transfer.prepare_unit_writes(places, news), device, rounds)
+    prepare = _median(lambda: unit_transfer.prepare_unit_writes(places, new_values), device, rounds)
     forth, back = (
-        unit_transfer.prepare_unit_writes(places, news),
+        unit_transfer.prepare_unit_writes(places, new_values),
         unit_transfer.prepare_unit_writes(places, [one.olds for one in found]),
     )
     before = [pair.old.clone() for pair in pairs]
@@ -142,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _rates(
-    finder: ChangeFinder,
+    finder: DeviceChangeFinder,
     device: torch.device,
     pairs: Sequence[VersionPair],
     found: Sequence[FoundChanges],

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from p2psync.bench.trajectories import Start, StepNote
+from p2psync.bench.trajectories import InitialPolicy, StepNote
 from p2psync.errors import UsageError
 from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.grpo import Batch, clipped_objective, make_batch
@@ -97,8 +97,8 @@ class Trajectory:
         )
         self._publish()
 
-    def start(self) -> Start:
-        """What is published before the first step, and what is trained, in words."""
+    def start(self) -> InitialPolicy:
+        """Returns the bits published before the first step, and a description of the training task."""
         task = self._subject.task
         about = (
             f"{self._subject.about}; GRPO, {task.prompts} prompts × {task.group_size} samples of at most "
@@ -106,7 +106,7 @@ class Trajectory:
             f"{SETTINGS.beta2}), fp32 masters, forward and backward in bf16"
         )
         shapes = {name: tuple(weight.shape) for name, weight in self._weights.items()}
-        return Start(about, {name: _units(weight) for name, weight in self._weights.items()}, shapes)
+        return InitialPolicy(about, {name: _units(weight) for name, weight in self._weights.items()}, shapes)
 
     def step(self) -> StepNote:
         """Sample, take one optimizer step, publish. The units returned are views of the live weights."""
@@ -124,7 +124,7 @@ class Trajectory:
         )
 
     def _roll_out(self) -> tuple[list[Group], Batch]:
-        """Groups, and the samples to learn from: of groups with right and wrong answers; sampled anew if none is."""
+        """Groups, and the samples to learn from: of groups with right and wrong answers; sampled again if none is."""
         for _ in range(_TRIES):
             prompts = sample_prompts(self._rng, self._subject.task.prompts)
             groups = roll_out(self._subject.net, self._subject.task, prompts, self._generator)

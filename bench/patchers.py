@@ -54,7 +54,7 @@ TOOLS: tuple[Tool, ...] = (
     ),
 )
 _TIMEOUT = 600.0
-_LEAST_XDELTA = 1 << 24
+_MIN_XDELTA_BYTES = 1 << 24
 
 
 class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,13 +66,13 @@ class PatchSize(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
-def cut_part(olds: Sequence[Bits], news: Sequence[Bits], limit: int) -> tuple[Bits, Bits]:
-    """The same share of every tensor, from its beginning: at most `limit` bytes of one copy in all."""
-    share = min(1.0, limit / max(1, sum(old.nbytes for old in olds)))
-    cuts = [int(old.size * share) for old in olds]
+def cut_part(old_bits: Sequence[Bits], new_bits: Sequence[Bits], limit: int) -> tuple[Bits, Bits]:
+    """Returns an equal share of every tensor, from its beginning: at most `limit` bytes of one copy in all."""
+    share = min(1.0, limit / max(1, sum(old.nbytes for old in old_bits)))
+    cuts = [int(old.size * share) for old in old_bits]
     return (
-        np.concatenate([old[:cut] for old, cut in zip(olds, cuts, strict=True)]),
-        np.concatenate([new[:cut] for new, cut in zip(news, cuts, strict=True)]),
+        np.concatenate([old[:cut] for old, cut in zip(old_bits, cuts, strict=True)]),
+        np.concatenate([new[:cut] for new, cut in zip(new_bits, cuts, strict=True)]),
     )
 
 
@@ -90,7 +90,7 @@ def measure_tool(tool: Tool, old: Bits, new: Bits) -> PatchSize:
         paths = {name: Path(folder) / name for name in ("old", "new", "patch", "back")}
         old.tofile(paths["old"])
         new.tofile(paths["new"])
-        words = {name: str(path) for name, path in paths.items()} | {"size": str(max(new.nbytes, _LEAST_XDELTA))}
+        words = {name: str(path) for name, path in paths.items()} | {"size": str(max(new.nbytes, _MIN_XDELTA_BYTES))}
         began = time.perf_counter()
         _run(tool.encode, words)
         seconds = time.perf_counter() - began

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 
 _SAMPLE = 1 << 20
 _SLICE = 1 << 20
@@ -44,19 +44,21 @@ def learning_rate(density: float, sigma: float, rng: np.random.Generator) -> flo
     return float((low * high) ** 0.5)
 
 
-def model_rows(model_bytes: int) -> list[Row]:
+def model_rows(model_bytes: int) -> list[TableRow]:
     """A table of bf16 matrices of 4096 columns, each with a norm weight beside it, of about `model_bytes` in all."""
     units = max(model_bytes // 2, 2 * _WIDTH)
     rows = []
     for layer in range(max(1, units // (1 << 24))):
         height = units // max(1, units // (1 << 24)) // _WIDTH
         for name, shape in (("norm.weight", (_WIDTH,)), ("proj.weight", (height, _WIDTH))):
-            rows.append(Row(TensorSpec(Kind.TENSOR, f"layers.{layer:04}.{name}", "BF16", shape), True, True))
+            rows.append(TableRow(TensorSpec(TensorKind.TENSOR, f"layers.{layer:04}.{name}", "BF16", shape), True, True))
     return rows
 
 
-def draw_step(rows: list[Row], density: float, seed: int) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
-    """For each row its units before and after one step in which `density` of the matrices' units change.
+def draw_step(
+    rows: list[TableRow], density: float, seed: int
+) -> Iterator[tuple[NDArray[np.uint16], NDArray[np.uint16]]]:
+    """Returns for each row its units before and after one step in which `density` of the matrices' units change.
 
     Norm weights are ones and do not change, as in real steps. Rows are drawn side by side on all cores, each from a
     generator of its own.
@@ -67,7 +69,7 @@ def draw_step(rows: list[Row], density: float, seed: int) -> Iterator[tuple[NDAr
         yield from pool.map(lambda number: _draw_row(rows[number], lr, seed, number), range(len(rows)))
 
 
-def _draw_row(row: Row, lr: float, seed: int, number: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
+def _draw_row(row: TableRow, lr: float, seed: int, number: int) -> tuple[NDArray[np.uint16], NDArray[np.uint16]]:
     count = row.spec.count
     old = np.empty(count, np.uint16)
     if len(row.spec.shape) == 1:

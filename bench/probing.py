@@ -26,7 +26,7 @@ TCP_SHARE = 1448 / 1500
 
 
 class ProbeLine(msgspec.Struct, frozen=True):
-    """A figure: what it is, in Mbit/s, milliseconds or loss; what was found; what the topology says."""
+    """A figure in Mbit/s, milliseconds or loss. what: its name. found: by measurement. truth: by the topology."""
 
     what: str
     found: float
@@ -41,7 +41,7 @@ class ProbeLine(msgspec.Struct, frozen=True):
 def watch(
     network: EmulatedNetwork, topology: Topology, seconds: float, congestion: str, hosts: list[str] | None = None
 ) -> Iterator[dict[str, ProbeState]]:
-    """Run a node in each host (or in these) for so long; yields what each knows, by host, about once a second."""
+    """Run a node in each host (or in these) for so long; yields the figures of each, by host, about once a second."""
     wanted = hosts or network.hosts
     infos = [
         NodeInfo(node=host, role="relay", region=region, host=network.address(host), port=7071)
@@ -130,8 +130,8 @@ def main(
     for state in states.values():
         more = {peer: count for peer, count in state.streams.items() if count != 2}
         print(
-            f"{state.node}: junk sent {state.junk_sent / 1e6:.1f} MB, received {state.junk_received / 1e6:.1f} MB, "
-            f"{state.cpu:.2f} s of CPU, streams other than 2: {more}"
+            f"{state.node}: padding sent {state.padding_sent / 1e6:.1f} MB, "
+            f"received {state.padding_received / 1e6:.1f} MB, {state.cpu:.2f} s of CPU, streams other than 2: {more}"
         )
     print(f"packets late by {late:.2f} ms at p99")
 

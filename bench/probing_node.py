@@ -1,4 +1,4 @@
-"""One node that only measures: it meets the peers it is told of, and prints what it knows of them now and then.
+"""One node that only measures: it connects to given peers, and prints its figures of them now and then.
 
     python -m p2psync.bench.probing_node '{"node": "a-0", "region": "a", "host": "10.77.0.1", "port": 7071, "peers":
     […]}'
@@ -35,19 +35,19 @@ class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProbeState(msgspec.Struct, frozen=True, kw_only=True):
-    """The node's figures. junk: bytes of junk that it sent and received so far. cpu: seconds used by this process."""
+    """The node's figures. padding: bytes of probe padding so far. cpu: seconds used by this process."""
 
     node: str
     seconds: float
     statistics: NodeStatistics
-    junk_sent: int
-    junk_received: int
+    padding_sent: int
+    padding_received: int
     streams: dict[str, int]
     cpu: float
 
 
 async def run(setup: ProbeSetup) -> None:
-    """Until SIGTERM."""
+    """Runs the node until SIGTERM."""
     info = setup.info
     congestion = choose_congestion(setup.congestion)
     measuring: Measuring
@@ -101,8 +101,8 @@ async def run(setup: ProbeSetup) -> None:
                 node=info.node,
                 seconds=time.monotonic() - begin,
                 statistics=measuring.gauges.statistics(),
-                junk_sent=measuring.junk_sent,
-                junk_received=measuring.junk_received,
+                padding_sent=measuring.junk_sent,
+                padding_received=measuring.junk_received,
                 streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},
                 cpu=time.process_time(),
             )

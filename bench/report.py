@@ -57,23 +57,23 @@ class DeltaReport(msgspec.Struct, frozen=True, kw_only=True):
         return self.changed / max(1, self.units)
 
     def format(self, name: str) -> FormatSize | None:
-        """By name."""
+        """Returns the sizes of a format, None if it was not measured."""
         return next((size for size in self.formats if size.name == name), None)
 
     def full_to_payload(self, name: str) -> float:
-        """How many times smaller than the whole model in bf16, as far as the format saw it."""
+        """Returns how many times smaller than the whole model in bf16, as far as the format saw it."""
         size = self.format(name)
         assert size is not None
         return (size.part_bytes or self.model_bytes) / max(1, size.payload_bytes)
 
     def times_smaller(self, profile: str, baseline: str) -> float | None:
-        """How many times as many bits a baseline takes; None where one was not measured."""
+        """Returns how many times as many bits a baseline takes; None where one was not measured."""
         mine, other = self.format(profile), self.format(baseline)
         return None if mine is None or other is None else other.bits / max(1e-9, mine.bits)
 
 
 class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All deltas, the budget of a large model, and what it all was measured on."""
+    """All deltas, the budget of a large model, and the machine of the measurements."""
 
     deltas: list[DeltaReport]
     budgets: list[ModelBudget]
@@ -81,7 +81,7 @@ class CodecReport(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: int
     rounds: int
     first_call_seconds: float
-    """First encoding and decoding of a small tensor: compilation, or loading what was compiled before."""
+    """First encoding and decoding of a small tensor: compilation, or loading the cached code."""
     cpu: str
     cpus_allowed: int
 

@@ -28,7 +28,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """For people: the median, and the spread where there are repeats."""
+        """The median, and the spread if there are repeats, for people."""
         spread = f" ({_short(self.least)} – {_short(self.most)})" if self.runs > 1 else ""
         return f"{_short(self.median)}{spread}"
 

@@ -14,7 +14,7 @@ COMPARED = ("sparrow", "pulse", "dense", "nemo", "xor", "arc3")
 
 
 def print_codec_report(report: CodecReport, console: Console | None = None) -> None:
-    """For each delta sizes and speeds; all deltas at a glance; the budget of a large model; what it was measured on."""
+    """Prints sizes and speeds of each delta, an overview, the budget of a large model, and the machine."""
     console = console or Console()
     for delta in report.deltas:
         _print_delta(delta, console)
@@ -121,7 +121,7 @@ def _memory(speeds: list[Speed]) -> str:
 
 
 #: Bytes of a model from which on its speeds are those of memory.
-_LEAST_TELLING = 256 << 20
+_MIN_TELLING_BYTES = 256 << 20
 
 
 def _overview(deltas: list[DeltaReport]) -> Table:
@@ -172,7 +172,7 @@ def _print_budget(budget: ModelBudget, console: Console) -> None:
             f"{stage.bandwidth / 1e9:.1f}",
         )
     console.print(table)
-    small = budget.measured_bytes < _LEAST_TELLING
+    small = budget.measured_bytes < _MIN_TELLING_BYTES
     rates = ", ".join(f"{rate / 1e9:.1f} GB/s with {cores} core(s)" for cores, rate in budget.read_rates.items())
     console.print(
         f"measured on {budget.delta} of {budget.measured_bytes / 1e9:.2f} GB as shares of reading, at the best reading "

@@ -76,11 +76,11 @@ class CodecWork:
     Raises `DigestMismatchError` from `apply`, `commit` and `check` if the chunks do not lead to the new weights.
     """
 
-    def __init__(self, delta: ModelDelta, profile: str, threads: int, *, past: bool = False) -> None:
-        """past: the receiver has the delta's history, so that it may be used."""
+    def __init__(self, delta: ModelDelta, profile: str, threads: int, *, with_history: bool = False) -> None:
+        """with_history: the receiver has the delta's history, so that it may be used."""
         self._delta = delta
-        histories = delta.history.of_tensors(delta.rows) if past and delta.history is not None else None
-        self._past = None if histories is None else histories.__getitem__
+        histories = delta.history.of_tensors(delta.rows) if with_history and delta.history is not None else None
+        self._history = None if histories is None else histories.__getitem__
         self._profile = profile
         self._threads = threads
         self.chunks: list[bytes] = []
@@ -103,7 +103,9 @@ class CodecWork:
 
     def read(self) -> None:
         """Every word of both copies."""
-        _run(_read_sum, [_words(part) for units in self._delta.olds + self._delta.news for part in _parts(units)])
+        _run(
+            _read_sum, [_words(part) for units in self._delta.old_bits + self._delta.new_bits for part in _parts(units)]
+        )
 
     def scan(self) -> None:
         """Positions and steps of all blocks, and nothing else."""
@@ -112,7 +114,7 @@ class CodecWork:
     def encode(self) -> None:
         """Scan, digest, coding, and the hash of each chunk, into memory."""
         sink = _Sink()
-        with Encoding(sink, self._delta.rows, profile=self._profile, history=self._past) as encoding:
+        with Encoding(sink, self._delta.rows, profile=self._profile, history=self._history) as encoding:
             self._encode(encoding)
             encoding.finish()
         self.chunks, self.changed, self._digest_change = sink.chunks, encoding.changed, encoding.digest_change
@@ -141,18 +143,18 @@ class CodecWork:
         self._inverse = [invert(block) for data in self.chunks for block in self._decoded(data)]
 
     def undo(self) -> None:
-        """Put the old copy back."""
+        """Restores the old copy."""
         for block in self._inverse:
-            apply_block(self._delta.olds[block.row], block)
+            apply_block(self._delta.old_bits[block.row], block)
 
     def check(self) -> None:
         """Compare every bit of the patched copy with the new one."""
-        for old, new in zip(self._delta.olds, self._delta.news, strict=True):
+        for old, new in zip(self._delta.old_bits, self._delta.new_bits, strict=True):
             if not np.array_equal(old, new):
                 raise DigestMismatchError("a round of the benchmark did not end in the new weights")
 
     def _encode(self, encoding: Encoding) -> None:
-        for row, (old, new) in enumerate(zip(self._delta.olds, self._delta.news, strict=True)):
+        for row, (old, new) in enumerate(zip(self._delta.old_bits, self._delta.new_bits, strict=True)):
             encoding.take(row, old, new)
 
     def _blocks(self) -> list[tuple[int, int, int]]:
@@ -164,14 +166,16 @@ class CodecWork:
         ]
 
     def _scan(self, row: int, start: int, count: int) -> None:
-        Extraction(row, self._delta.olds[row], self._delta.news[row]).block(start, count)
+        Extraction(row, self._delta.old_bits[row], self._delta.new_bits[row]).block(start, count)
 
     def _decoded(self, data: bytes) -> Iterator[Block]:
-        return iter_chunk(data, self._delta.rows, DELTA_BLOCK_UNITS, lambda row: self._delta.olds[row], self._past)
+        return iter_chunk(
+            data, self._delta.rows, DELTA_BLOCK_UNITS, lambda row: self._delta.old_bits[row], self._history
+        )
 
     def _add(self, blocks: Iterable[Block]) -> int:
-        rows, olds = self._delta.rows, self._delta.olds
-        return sum(apply_with_digest(rows[block.row].spec, olds[block.row], block) for block in blocks)
+        rows, old_bits = self._delta.rows, self._delta.old_bits
+        return sum(apply_with_digest(rows[block.row].spec, old_bits[block.row], block) for block in blocks)
 
     def _check_digest(self, changes: Iterable[int]) -> None:
         if (sum(changes) - self._digest_change) % MODULUS:

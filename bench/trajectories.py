@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2psync.bench.deltas import ModelDelta, ModelHistory
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.errors import UsageError
 
 Bits = NDArray[np.uint16]
@@ -29,7 +29,7 @@ Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Start:
+class InitialPolicy:
     """The first published bits of a run, flat units by name, and a description of the model."""
 
     about: str
@@ -73,7 +73,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
 class TrainingRun(Protocol):
     """A run that can be recorded, such as `p2psync.bench.grpo.Trajectory`."""
 
-    def start(self) -> Start: ...
+    def start(self) -> InitialPolicy: ...
     def step(self) -> StepNote: ...
 
 
@@ -162,7 +162,7 @@ def replay(folder: Path, numbers: Sequence[int]) -> Iterator[ModelDelta]:
     """
     about = read_about(folder)
     rows = [
-        Row(TensorSpec(Kind.TENSOR, name, "BF16", tuple(shape)), True, True)
+        TableRow(TensorSpec(TensorKind.TENSOR, name, "BF16", tuple(shape)), True, True)
         for name, shape in zip(about.names, about.shapes, strict=True)
     ]
     cuts = np.cumsum([row.spec.count for row in rows])[:-1]
@@ -178,8 +178,8 @@ def replay(folder: Path, numbers: Sequence[int]) -> Iterator[ModelDelta]:
                 name=f"{about.name} lr {about.rate:g} step {number}",
                 source=about.about,
                 rows=rows,
-                olds=np.split(old, cuts),
-                news=np.split(new, cuts),
+                old_bits=np.split(old, cuts),
+                new_bits=np.split(new, cuts),
                 history=history,
                 rate=about.rate,
                 step=number,

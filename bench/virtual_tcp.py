@@ -1,4 +1,4 @@
-"""Virtual TCP beside real TCP: how long connections take to find a long path.
+"""Compares virtual TCP with real TCP: the time until connections fill a long path.
 
     python -m p2psync.bench.virtual_tcp
 

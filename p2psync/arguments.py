@@ -17,7 +17,7 @@ from p2psync.protocol.keys import parse_private, parse_public
 
 #: Bytes of a raw public key.
 _PUBLIC_BYTES = 32
-#: Characters that are shown of what is no key.
+#: Characters of an invalid key that an error shows.
 _SHOWN = 100
 _NO_KEY = "is not a public key: give its text (ed25519: and 64 hex digits), its 32 raw bytes, or a file of it"
 
@@ -101,7 +101,7 @@ def as_public_keys(given: object, setting: str) -> frozenset[bytes]:
 
 
 def host_name(given: str) -> str:
-    """The name of a node for people: what is given, or else the name of this machine."""
+    """Returns the name of a node for people: the given one, or else that of this machine."""
     return given or socket.gethostname()
 
 

@@ -17,7 +17,7 @@ _SERVICE_LINK = re.compile(r"(tcp|udp|sctp)://", re.IGNORECASE)
 
 
 def is_service_link(value: str) -> bool:
-    """Whether a variable's value is what Kubernetes sets for a service's port."""
+    """Returns whether a variable's value is what Kubernetes sets for a service's port."""
     return _SERVICE_LINK.match(value) is not None
 
 
@@ -30,7 +30,7 @@ def ignored_line(variable: str, value: str) -> str:
 
 
 def bad_value(variable: str, value: str, expected: str) -> UsageError:
-    """The refusal of a variable's value: its name, its value, what it should be."""
+    """Returns the refusal of a variable's value. expected: the right form of the value, in words."""
     return UsageError(f"{variable}={value!r} in the environment: {expected}; set it so, or unset it")
 
 

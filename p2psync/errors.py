@@ -45,11 +45,11 @@ class StoreError(P2PSyncError):
 
 
 class DamagedError(StoreError):
-    """A file of this node is not what was written: cut short, altered, unreadable, or no file at all."""
+    """A file of this node differs from the written one: cut short, altered, unreadable, or no file at all."""
 
 
 class HubError(P2PSyncError):
-    """The hub cannot be reached, or answered what no hub answers."""
+    """The hub cannot be reached, or gave an answer that no hub gives."""
 
 
 class LineageFullError(HubError):

@@ -72,7 +72,7 @@ class InOrder(Generic[_R]):
         self._waiting: deque[Future[_R]] = deque()
 
     def ask(self, call: Callable[[], _R]) -> None:
-        """Have it called. Raises what an earlier call raised."""
+        """Submits a call. Raises the error of an earlier call."""
         if self._threads == 1:
             self._consume(call())
             return
@@ -81,12 +81,12 @@ class InOrder(Generic[_R]):
             self._consume(self._waiting.popleft().result())
 
     def finish(self) -> None:
-        """Wait for all results. Raises what a call raised."""
+        """Waits for all results. Raises the error of a call."""
         while self._waiting:
             self._consume(self._waiting.popleft().result())
 
     def give_up(self) -> None:
-        """Drop what was not consumed; once this returns, nothing of it runs any more."""
+        """Drops all results that were not consumed; once this returns, no call runs any more."""
         for future in self._waiting:
             future.cancel()
         wait(self._waiting)

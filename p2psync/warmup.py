@@ -2,8 +2,8 @@
 
 Compiling takes tens of seconds of a core; loading what numba's cache holds takes about one. So a process of its own
 (`python -m p2psync.warmup`) compiles under a file lock and leaves a stamp, named after all that makes numba compile
-anew: its version, Python's, the processor, and the codec's source files. Others wait for that process, and load. It can
-be ended at any moment, which a thread that compiles cannot: that is what makes an interrupt end a daemon at once.
+again: its version, Python's, the processor, and the codec's source files. Others wait for that process, and load. It
+can be ended at any moment, which a thread that compiles cannot: that is what makes an interrupt end a daemon at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ CODEC = Path(__file__).parent / "delta"
 
 
 def compiled() -> bool:
-    """Whether some process has compiled the codec for this machine."""
+    """Returns whether some process has compiled the codec for this machine."""
     stamp = stamp_file()
     return stamp is not None and stamp.exists()
 
@@ -47,7 +47,7 @@ class Warmup:
         self._stopped = False
 
     def run(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
-        """Have the codec compiled, if it is not yet, and load it.
+        """Compiles the codec, if that is not done yet, and loads it.
 
         tell: called with the seconds waited so far, at once and every few seconds while the codec is being compiled.
         Returns early after `stop`. Where nothing can be kept on the disk, this process compiles for itself.
@@ -59,7 +59,7 @@ class Warmup:
             warm()
 
     def compile(self, tell: Callable[[float], None] = lambda seconds: None) -> None:
-        """Have the codec compiled by another process, if it is not yet, and load nothing; `tell` as of `run`."""
+        """Compiles the codec in another process, if that is not done yet, and loads nothing. tell: see `run`."""
         if not compiled():
             self._compile(tell)
 
@@ -104,7 +104,7 @@ def stamp_file() -> Path | None:
 
 
 def _machine() -> str:
-    """A name for all that makes numba compile anew (16 hex digits)."""
+    """A name for all that makes numba compile again (16 hex digits)."""
     parts = [sys.version, platform.machine(), importlib.metadata.version("numba"), str(CODEC), _processor()]
     parts += [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("NUMBA_CPU")]
     for path in sorted(CODEC.rglob("*.py")):

@@ -25,7 +25,7 @@ from p2psync.observe.events import Committed, Event
 from p2psync.protocol.keys import parse_public
 from p2psync.rldemo.lines import Answered, Final, Leased, peak_memory, tell, weights_sha256
 from p2psync.rldemo.model import Policy
-from p2psync.rldemo.rollout import WorkItem, generator_for, roll_out
+from p2psync.rldemo.rollout import RolloutTask, generator_for, roll_out
 
 #: Seconds between tries while the hub is away.
 PAUSE = 0.3
@@ -40,7 +40,7 @@ class Worker:
         self.stop = threading.Event()
 
     def run(self) -> None:
-        """Until `stop` is set."""
+        """Works until `stop` is set."""
         with self.subscriber.serving():
             pass  # the first version has come
         while not self.stop.is_set():
@@ -55,7 +55,7 @@ class Worker:
     def _answer(self, grant: WorkGrant) -> None:
         tell(Leased(len(grant.items)))
         for leased in grant.items:
-            item = msgspec.msgpack.decode(leased.payload, type=WorkItem)
+            item = msgspec.msgpack.decode(leased.payload, type=RolloutTask)
             begun = time.monotonic()
             with self.subscriber.serving() as position:
                 result = roll_out(self.policy, item, generator_for(item), position.version)

@@ -23,7 +23,7 @@ _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMBA_NUM_THREA
 
 
 @dataclass(slots=True)
-class Member:
+class DemoProcess:
     """One process. state: for people. commits: by version. ended: its exit was asked for."""
 
     name: str
@@ -46,15 +46,15 @@ class Member:
 
 
 class Cast:
-    """All processes, and one queue of what they tell."""
+    """All processes, and one queue of their lines."""
 
     def __init__(self, root: Path) -> None:
         """`root`: where logs and stores go."""
         self.root = root
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, DemoProcess] = {}
         self._told: queue.Queue[tuple[str, Line | None]] = queue.Queue()
 
-    def start(self, name: str, region: str, module: str, *arguments: str) -> Member:
+    def start(self, name: str, region: str, module: str, *arguments: str) -> DemoProcess:
         """Start a process of this package."""
         log = self.root / f"{name}.log"
         command = [sys.executable, "-m", module, *arguments]
@@ -67,11 +67,11 @@ class Cast:
                 text=True,
                 env=os.environ | _ENVIRONMENT,
             )
-        member = self.members[name] = Member(name, region, process, log)
+        member = self.members[name] = DemoProcess(name, region, process, log)
         threading.Thread(target=self._listen, args=(member,), daemon=True).start()
         return member
 
-    def hear(self, timeout: float) -> tuple[Member, Line] | None:
+    def hear(self, timeout: float) -> tuple[DemoProcess, Line] | None:
         """The next line that anyone told; None if nobody said anything for `timeout` seconds.
 
         Raises `P2PSyncError` if a process ended that should not have.
@@ -88,26 +88,26 @@ class Cast:
             if not member.ended:
                 raise P2PSyncError(f"{name} ended by itself (exit {member.process.wait()}): {_tail(member.log)}")
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: DemoProcess) -> None:
         """SIGKILL, as a machine that vanishes."""
         member.ended = True
         member.process.send_signal(signal.SIGKILL)
         member.process.wait()
 
-    def ask(self, member: Member) -> None:
+    def ask(self, member: DemoProcess) -> None:
         """Give the process the line that it waits for."""
         assert member.process.stdin is not None
         member.process.stdin.write("\n")
         member.process.stdin.flush()
 
-    def end(self, member: Member) -> None:
-        """Let the process end by itself."""
+    def end(self, member: DemoProcess) -> None:
+        """Asks the process to end by itself: closes its standard input."""
         member.ended = True
         if member.process.stdin is not None:
             member.process.stdin.close()
 
     def close(self) -> None:
-        """End whatever still runs."""
+        """Ends all processes that still run."""
         for member in self.members.values():
             member.ended = True
             if member.process.poll() is None:
@@ -119,7 +119,7 @@ class Cast:
                 member.process.kill()
                 member.process.wait()
 
-    def _listen(self, member: Member) -> None:
+    def _listen(self, member: DemoProcess) -> None:
         assert member.process.stdout is not None
         for text in member.process.stdout:
             try:

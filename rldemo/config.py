@@ -22,7 +22,7 @@ class DemoConfig:
     # per cent of its ulp, so 2 to 4 % of the bf16 elements change. Three steps: 3 to 5 %.
     learning_rate: float = 1e-6
     minibatches: int = 2
-    epochs: int = 1  # each sample once: rollouts are cheap beside a sample's second use
+    epochs: int = 1  # each sample once: rollouts are cheap compared with a sample's second use
     warmup_versions: int = 0  # the warm start needs none: its gradients are steady from the first step
     # PyTorch's and the usual RL frameworks' AdamW. A shorter second moment (0.95) makes single versions change 7 %.
     beta1: float = 0.9

@@ -15,7 +15,7 @@ from p2psync.cli.keys import make_key
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Committed, Published
 from p2psync.protocol.keys import public_text
-from p2psync.rldemo.cast import Cast, Member
+from p2psync.rldemo.cast import Cast, DemoProcess
 from p2psync.rldemo.lines import Answered, Final, Learned, Leased, Line, Ready
 from p2psync.rldemo.result import Result, conclude
 from p2psync.rldemo.show import Screen, show_result
@@ -43,7 +43,7 @@ class Demo:
         self.published: list[Published] = []
         self.kill_at = max(1, versions // 4)
         self.join_at = max(2, versions // 2)
-        self.victim: Member | None = None
+        self.victim: DemoProcess | None = None
         self.killed = False
         self.hub_url = ""
         self.trust = ""
@@ -104,7 +104,7 @@ class Demo:
             self._start_actor(number)
         self.screen.note(f"{ACTORS} actors start in regions {' and '.join(REGIONS)}, each a process of its own")
 
-    def _start_actor(self, number: int) -> Member:
+    def _start_actor(self, number: int) -> DemoProcess:
         name, region = f"actor-{number}", REGIONS[number % len(REGIONS)]
         arguments = ["--join", self.hub_url, "--trust", self.trust, "--region", region]
         return self.cast.start(
@@ -123,7 +123,7 @@ class Demo:
                 raise P2PSyncError(f"nothing happened for {SILENCE:.0f} s; the logs are in {self.root}")
         self._take(*heard)
 
-    def _take(self, member: Member, line: Line) -> None:
+    def _take(self, member: DemoProcess, line: Line) -> None:
         match line:
             case Ready():
                 self.hub_url = line.hub_url
@@ -158,7 +158,7 @@ class Demo:
             self._start_actor(ACTORS)
             self.screen.note(f"actor-{ACTORS} starts late, from nothing")
 
-    def _maybe_kill(self, member: Member) -> None:
+    def _maybe_kill(self, member: DemoProcess) -> None:
         """The victim dies while it holds work, so that there is something to lease again."""
         if member is not self.victim or self.killed:
             return
@@ -168,7 +168,7 @@ class Demo:
         self.screen.note(f"{member.name} ({member.region}) is killed with SIGKILL while it holds rollout work")
 
     def _settle(self) -> None:
-        """Wait until everyone runs the last version, and ask each for the hash of what it holds."""
+        """Wait until everyone runs the last version, and ask each for the hash of its weights."""
         live = [m for m in self.cast.members.values() if not m.ended and m is not self.trainer]
         last = self.versions
         while any((member.version or 0) < last for member in live):

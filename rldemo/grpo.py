@@ -211,7 +211,7 @@ class Learner:
             weight.copy_(master.bfloat16())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything needed to go on bit for bit after a restart: masters, optimizer, shuffling, step count."""
+        """Returns the state to go on bit for bit after a restart: masters, optimizer, shuffling, step count."""
         return {
             "masters": {name: master.clone() for name, master in self.masters.items()},
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),

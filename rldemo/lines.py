@@ -22,7 +22,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 class Learned(msgspec.Struct, frozen=True, tag=True):
     """A batch of rollouts was learned from: it gives `version`. reward: mean over the batch, in 0..1.
 
-    re_leased: work items leased again so far, since who held them was gone. sample: one answer, for people.
+    re_leased: work items leased again so far, since their holders were gone. sample: one answer, for people.
     """
 
     version: int

@@ -3,9 +3,9 @@
     python -m p2psync.rldemo.local --versions 20 --seed 1
 
 One line a version: mean reward of its rollouts, the share of bf16 elements whose bits changed, and the processor
-seconds that generation and learning took (one thread; neighbours on the machine do not count). With --lag 1 each batch
-is rolled out by the version before the newest, as it is when rollouts and training overlap; with --lag 2 by the one
-before that.
+seconds that generation and learning took (one thread; neighbours on the machine do not count). With --staleness 1 each
+batch is rolled out by the version before the newest, as it is when rollouts and training overlap; with --staleness 2 by
+the one before that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.grpo import Learner, StepStats
 from p2psync.rldemo.model import Policy, load_warm_start
-from p2psync.rldemo.rollout import RolloutResult, generator_for, make_items, roll_out
+from p2psync.rldemo.rollout import RolloutResult, generator_for, make_tasks, roll_out
 
 
 @dataclass(frozen=True)
@@ -47,15 +47,15 @@ def changed_fraction(old: list[torch.Tensor], new: list[torch.Tensor]) -> float:
 
 def roll_out_batch(policy: Policy, config: DemoConfig, batch: int, version: int) -> list[RolloutResult]:
     """All items of a batch, one after another."""
-    return [roll_out(policy, item, generator_for(item), version) for item in make_items(config, batch)]
+    return [roll_out(policy, item, generator_for(item), version) for item in make_tasks(config, batch)]
 
 
-def train(config: DemoConfig, policy: Policy, lag: int = 0) -> Iterator[VersionReport]:
+def train(config: DemoConfig, policy: Policy, staleness: int = 0) -> Iterator[VersionReport]:
     """Make config.versions versions of a policy, in place; yields a report after each."""
     learner = Learner(policy, config)
     waiting: list[tuple[list[RolloutResult], float]] = []
     for version in range(1, config.versions + 1):
-        while len(waiting) <= lag:
+        while len(waiting) <= staleness:
             waiting.append(_timed_batch(policy, config, version + len(waiting), version - 1))
         results, generate_s = waiting.pop(0)
         old, start = snapshot(policy), time.process_time()
@@ -85,12 +85,14 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=default.versions)
     parser.add_argument("--seed", type=int, default=default.seed)
     parser.add_argument("--learning-rate", type=float, default=default.learning_rate)
-    parser.add_argument("--lag", type=int, default=0, help="versions between a rollout's policy and the learner's")
+    parser.add_argument(
+        "--staleness", type=int, default=0, help="versions between a rollout's policy and the learner's"
+    )
     args = parser.parse_args()
     torch.set_num_threads(1)
     config = replace(default, versions=args.versions, seed=args.seed, learning_rate=args.learning_rate)
     reports = []
-    for report in train(config, load_warm_start(), args.lag):
+    for report in train(config, load_warm_start(), args.staleness):
         print(_line(report), flush=True)
         reports.append(report)
     _summary(reports)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from p2psync.observe.events import Published
-from p2psync.rldemo.cast import Member
+from p2psync.rldemo.cast import DemoProcess
 from p2psync.rldemo.lines import Learned
 
 #: Batches that the first and the last reward are the mean of: one batch alone is noisy.
@@ -23,7 +23,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one run. Seconds, bytes, shares in 0..1.
 
     delta_bytes: mean payload of a delta. sync_seconds: for each delta, from its announcement to the last commit among
-    the actors that were live then. re_leased: work items leased again because who held them was gone. reward_trend: in
+    the actors that were live then. re_leased: work items leased again because their holders were gone. reward_trend: in
     standard errors.
     """
 
@@ -48,9 +48,9 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def conclude(
-    learned: Sequence[Learned], published: Sequence[Published], members: Sequence[Member], seconds: float
+    learned: Sequence[Learned], published: Sequence[Published], members: Sequence[DemoProcess], seconds: float
 ) -> Result:
-    """Put the figures together, and judge: every live actor equal to the trainer, something re-leased, reward up."""
+    """Computes the figures and the verdict: live actors equal the trainer, work was re-leased, and the reward rose."""
     trainer = next(member for member in members if member.name == "trainer")
     actors = [member for member in members if member is not trainer]
     sha256 = trainer.final.sha256 if trainer.final else ""
@@ -110,7 +110,7 @@ def reward_trend(rewards: Sequence[float]) -> float:
     return fit.slope / error
 
 
-def _delay(event: Published, actors: Sequence[Member]) -> float | None:
+def _delay(event: Published, actors: Sequence[DemoProcess]) -> float | None:
     """Seconds from publish to the last commit of that very version, among actors that ran an earlier one before."""
     there = [member for member in actors if event.version in member.commits and min(member.commits) < event.version]
     commits = [member.commits[event.version].at for member in there]

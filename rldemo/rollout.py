@@ -14,8 +14,8 @@ from p2psync.rldemo.model import Policy, generate
 from p2psync.rldemo.task import EOS, decode, encode, reward, sample_prompts
 
 
-class WorkItem(msgspec.Struct, frozen=True):
-    """Some prompts, each to be answered `group_size` times. The seed makes the answers repeatable anywhere."""
+class RolloutTask(msgspec.Struct, frozen=True):
+    """Prompts, each to be answered `group_size` times. The seed makes the answers repeatable anywhere."""
 
     item_id: int
     seed: int
@@ -52,15 +52,15 @@ class RolloutResult(msgspec.Struct, frozen=True):
         return float(np.mean([sample.reward for group in self.groups for sample in group.samples]))
 
 
-def make_items(config: DemoConfig, batch: int, count: int | None = None) -> list[WorkItem]:
+def make_tasks(config: DemoConfig, batch: int, count: int | None = None) -> list[RolloutTask]:
     """The work of one training batch; the same (config.seed, batch) gives the same prompts and sampling seeds."""
     rng = np.random.default_rng((config.seed, batch))
     count = count or config.prompts_per_version // config.prompts_per_item
-    return [_make_item(config, batch * count + index, rng) for index in range(count)]
+    return [_make_task(config, batch * count + index, rng) for index in range(count)]
 
 
-def _make_item(config: DemoConfig, item_id: int, rng: np.random.Generator) -> WorkItem:
-    return WorkItem(
+def _make_task(config: DemoConfig, item_id: int, rng: np.random.Generator) -> RolloutTask:
+    return RolloutTask(
         item_id=item_id,
         seed=int(rng.integers(2**62)),
         prompts=sample_prompts(rng, config.prompts_per_item),
@@ -70,12 +70,12 @@ def _make_item(config: DemoConfig, item_id: int, rng: np.random.Generator) -> Wo
     )
 
 
-def generator_for(item: WorkItem) -> torch.Generator:
+def generator_for(item: RolloutTask) -> torch.Generator:
     """The random numbers that belong to an item, wherever it is worked on."""
     return torch.Generator().manual_seed(item.seed)
 
 
-def roll_out(policy: Policy, item: WorkItem, generator: torch.Generator, version: int) -> RolloutResult:
+def roll_out(policy: Policy, item: RolloutTask, generator: torch.Generator, version: int) -> RolloutResult:
     """Answer an item with the weights the policy has now; they must not change until this returns."""
     prompts = [encode(prompt) for prompt in item.prompts]
     rows = torch.tensor(prompts).repeat_interleave(item.group_size, dim=0)
@@ -86,7 +86,7 @@ def roll_out(policy: Policy, item: WorkItem, generator: torch.Generator, version
     return RolloutResult(item.item_id, version, groups)
 
 
-def _samples(item: WorkItem, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Sample]:
+def _samples(item: RolloutTask, tokens: list[list[int]], logprobs: list[list[float]]) -> list[Sample]:
     """Rows cut after their end token, with rewards; row i answers prompt i // group_size."""
     samples = []
     for row, (ids, scores) in enumerate(zip(tokens, logprobs, strict=True)):

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from p2psync.observe.events import Published
-from p2psync.rldemo.cast import Cast, Member
+from p2psync.rldemo.cast import Cast, DemoProcess
 from p2psync.rldemo.lines import Learned
 from p2psync.rldemo.result import Result
 
-#: After so long without a line, one says what is awaited (seconds): people take a longer silence for an end.
+#: After so long without a line, one names the awaited event (seconds): people take a longer silence for an end.
 MAX_SILENCE_SECONDS = 4.0
 _BARS = "▁▂▃▄▅▆▇█"
 
@@ -108,7 +108,7 @@ def sparkline(values: Sequence[float]) -> str:
     return "".join(_BARS[min(len(_BARS) - 1, int((value - low) / span * len(_BARS)))] for value in values)
 
 
-def show_result(console: Console, result: Result, members: Sequence[Member]) -> None:
+def show_result(console: Console, result: Result, members: Sequence[DemoProcess]) -> None:
     """The table at the end."""
     figures = Table(box=None, show_header=False, pad_edge=False)
     figures.add_column()
@@ -136,7 +136,7 @@ def show_result(console: Console, result: Result, members: Sequence[Member]) -> 
     console.print(f"[bold]{'passed' if result.passed else 'FAILED'}[/bold]: {result.verdict}")
 
 
-def _weights_line(member: Member, result: Result) -> Text:
+def _weights_line(member: DemoProcess, result: Result) -> Text:
     who = f"  {member.name:<9}{member.region:<4}"
     if member.final is None:
         return Text(f"{who}{member.state}", style="dim")

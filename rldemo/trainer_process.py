@@ -27,14 +27,14 @@ from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.grpo import Learner
 from p2psync.rldemo.lines import Final, Learned, Ready, peak_memory, tell, weights_sha256
 from p2psync.rldemo.model import load_warm_start
-from p2psync.rldemo.rollout import RolloutResult, make_items, show
+from p2psync.rldemo.rollout import RolloutResult, make_tasks, show
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig, LedgerResult
 from p2psync.trainer.ledger.service import LedgerService, mount
 from p2psync.trainer.publisher import Publisher
 
 
-class Loop:
+class TrainerLoop:
     """Puts work in, takes results out, learns, publishes."""
 
     def __init__(self, config: DemoConfig, args: argparse.Namespace) -> None:
@@ -111,7 +111,7 @@ class Loop:
     def _put(self, batch: int) -> None:
         service = self.service
         assert service is not None
-        items = make_items(self.config, batch)
+        items = make_tasks(self.config, batch)
         payloads = [(f"{batch}/{item.item_id}", msgspec.msgpack.encode(item)) for item in items]
         self.publisher.wait(service.put(batch - 1, payloads))
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--ttl", type=float, default=3.0)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    Loop(replace(DemoConfig(), versions=args.versions, seed=args.seed), args).run()
+    TrainerLoop(replace(DemoConfig(), versions=args.versions, seed=args.seed), args).run()
 
 
 if __name__ == "__main__":

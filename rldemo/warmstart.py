@@ -84,7 +84,7 @@ def make_batch(rng: np.random.Generator, size: int, teacher: Teacher) -> tuple[T
 
 
 def supervise(net: Policy, rng: np.random.Generator, steps: int, peak: float, teacher: Teacher) -> None:
-    """AdamW with a short warm-up and a cosine to zero, on what a teacher writes."""
+    """Trains on the texts of a teacher, by AdamW with a short warm-up and a cosine to zero."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=peak, betas=(0.9, 0.98), weight_decay=0.01)
     start = time.perf_counter()
     for step in range(steps):

@@ -1,4 +1,4 @@
-"""What children of the tests inherit of signals, whatever the tests themselves inherited.
+"""Resets the signal handling that children of the tests inherit, whatever the tests themselves inherited.
 
 A parent that ignores SIGINT (nohup, a job in the background, some CI) hands that on to all that it starts.
 """
@@ -9,10 +9,10 @@ import signal
 
 
 def heed_interrupts() -> None:
-    """For `preexec_fn`: SIGINT does in the child what it does in a terminal."""
+    """Gives the child the default action on SIGINT; for `preexec_fn`."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def ignore_interrupts() -> None:
-    """For `preexec_fn`: the child is started as in the background."""
+    """Makes the child ignore SIGINT, as a job in the background does; for `preexec_fn`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)

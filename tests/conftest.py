@@ -1,9 +1,9 @@
 """Two processes run the whole suite where pytest-xdist is installed, one runs whatever else is asked for.
 
-A file's tests stay together, since they share what is slow to make. Emulated networks and races of real processes have
+A file's tests stay together, since they share slow fixtures. Emulated networks and races of real processes have
 the same worker: they time things, and wait for each other rather than for cores.
 
-`skip_watch` tells what `P2PSYNC_NO_SKIPS=1` does.
+`skip_watch` explains `P2PSYNC_NO_SKIPS=1`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
 WORKERS = 2
-#: What begins a test's id where only one may run at a time.
+#: Prefixes of the ids of tests of which only one may run at a time.
 ALONE = (
     "tests/topology/test_emulator",
     "tests/topology/test_probing_wan",
     "tests/bench/test_bench_",
     "tests/daemons/test_daemons_planned",
 )
-#: Who comes first: what takes long, so that no worker is left with it at the end; and whoever compiles what many need.
+#: Prefixes of the ids of tests that start first: long ones, so that none is left for one worker at the end, and those
+#: that compile code for many others.
 ORDER = (
     *("tests/topology/test_emulator", "tests/topology/test_probing_wan"),
     *("tests/delta/test_warm", "tests/delta/"),
@@ -60,13 +61,13 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """By `ORDER`; what is not named there comes last, in its own order."""
+    """Sorts tests by `ORDER`; the others come last, in their own order."""
     items.sort(key=lambda item: next((i for i, start in enumerate(ORDER) if item.nodeid.startswith(start)), len(ORDER)))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScopeScheduling:
-    """Whole files, in the order of collection, whoever of the workers is free."""
+    """Gives whole files, in the order of collection, to any free worker."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
@@ -79,7 +80,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LoadScope
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What daemons need is in numba's cache: those that start together would each compile all of it."""
+    """Compiles the daemons' code into numba's cache, since daemons that start together would each compile all of it."""
     from p2psync.delta.warm import warm
 
     place = tmp_path_factory.getbasetemp()

@@ -1,6 +1,6 @@
 """A network namespace of a test's own: the families and addresses that it asks for, and nothing else.
 
-It belongs to one thread and to what that thread starts (threads, processes, sockets), and is gone with them.
+It belongs to one thread and to the threads, processes and sockets that it starts, and is gone with them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces ne
 #: `ip` commands. By themselves both loopback addresses are there.
 NO_IPV4 = "addr del 127.0.0.1/8 dev lo"
 NO_IPV6 = "addr del ::1/128 dev lo"
-#: A link that swallows what is sent to `SILENT_V4` and `SILENT_V6`: nobody answers, and nothing is refused.
+#: A link that drops all packets to `SILENT_V4` and `SILENT_V6`: connections there are neither accepted nor refused.
 SILENT_V4, SILENT_V6 = "198.51.100.7", "2001:db8::7"
 OWN_V4, OWN_V6 = "198.51.100.1", "2001:db8::1"
 LINK = (
@@ -51,7 +51,7 @@ def _answer(*words: str) -> str:
 
 
 def inside(call: Callable[[], T], commands: Sequence[str] = ()) -> T:
-    """What `call` returns in a namespace in which these `ip` commands were carried out; raises what it raises."""
+    """Returns the result of `call` in a network namespace, after these `ip` commands. Raises the errors of `call`."""
     results: list[T] = []
     errors: list[BaseException] = []
 

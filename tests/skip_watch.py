@@ -11,7 +11,7 @@ import re
 
 import pytest
 
-#: What a machine of continuous integration may lack: the reasons of its skips name one of these.
+#: Things that a machine of continuous integration may lack; the reason of a skip must name one of them.
 MAY_BE_MISSING = re.compile(
     r"\b(BBR|root|namespaces|mount|kernel module|GPU|second core|not installed|install iproute2)\b"
 )

@@ -45,7 +45,7 @@ def test_paths_are_paths_or_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"hub_url": "nonsense"}, "'nonsense' is not a hub's address"),
         ({"trusted": "nonsense"}, "trusted: 'nonsense' is not a public key"),
@@ -63,14 +63,14 @@ def test_paths_are_paths_or_text(tmp_path: Path) -> None:
         ({"follow_run": "newst"}, "--follow-run wants newest, any or"),
     ],
 )
-def test_an_actors_setting_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+def test_an_actors_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         actor(**settings)
-    assert str(refused.value).startswith(says) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         ({"key": None}, "key=NoneType: give an Ed25519PrivateKey"),
         ({"key": "nowhere"}, "key: the key file 'nowhere' cannot be read"),
@@ -82,10 +82,10 @@ def test_an_actors_setting_is_refused_by_name(settings: dict[str, Any], says: st
         ({"squash": 1}, "squash=1: give True or False"),
     ],
 )
-def test_a_trainers_setting_is_refused_by_name(settings: dict[str, Any], says: str) -> None:
+def test_a_trainers_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as refused:
         trainer(**settings)
-    assert str(refused.value).startswith(says) and "\n" not in str(refused.value)
+    assert str(refused.value).startswith(message) and "\n" not in str(refused.value)
 
 
 def test_a_ledgers_setting_is_refused_by_name() -> None:

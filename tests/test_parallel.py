@@ -20,7 +20,7 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.skipif(thread_count() < 2, reason="needs a second core")
-def test_results_come_in_the_order_of_asking_though_a_later_call_ends_first() -> None:
+def test_results_come_in_the_order_of_submission_though_a_later_call_ends_first() -> None:
     second_ended = threading.Event()
 
     def work(item: int) -> int:

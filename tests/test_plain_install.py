@@ -1,4 +1,4 @@
-"""What `pip install '.[torch]'` gives is enough: nothing else is needed to import, to publish or to run commands."""
+"""An installation by `pip install '.[torch]'` imports, publishes and runs commands; nothing else is needed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 TOPOLOGY = ROOT / "examples" / "topologies" / "wan-4x3.toml"
-#: What other extras bring, and torch only where it is built for a GPU.
+#: Packages of other extras, and those that torch installs only where it is built for a GPU.
 ABSENT = (
     "PIL", "accelerate", "fastapi", "gguf", "hypothesis", "matplotlib", "psutil", "pytest", "transformers", "triton",
     "vllm",
 )  # fmt: skip
 #: Kernels, which are imported where a tensor is on a GPU and Triton is there.
 KERNELS = {f"p2psync.engines.device.{name}" for name in ("digest", "triton_scatter", "triton_finder")}
-#: What only vLLM imports, or a program that has it or transformers.
+#: Modules that are imported only by vLLM, or by a program that has vLLM or transformers.
 BACKEND = {
     "p2psync.actor.vllm.backend",
     "p2psync.actor.vllm.routes",
@@ -95,7 +95,9 @@ def test_a_network_is_planned() -> None:
     ],
     ids=lambda words: words[-2],
 )
-def test_what_needs_more_says_so_in_one_line_before_it_works(arguments: tuple[object, ...], tmp_path: Path) -> None:
+def test_a_command_that_needs_another_extra_names_it_before_it_starts(
+    arguments: tuple[object, ...], tmp_path: Path
+) -> None:
     done = p2psync(*arguments[:-1], tmp_path / str(arguments[-1]))
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1

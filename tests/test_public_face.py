@@ -17,14 +17,14 @@ from p2psync import ActorConfig, HubConfig, LedgerConfig, TrainerConfig, errors
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = (ActorConfig, HubConfig, LedgerConfig, TrainerConfig)
-#: What importing p2psync must not load.
+#: Modules that importing p2psync must not load.
 HEAVY = ("torch", "numpy", "numba", "asyncio", "aiohttp", "msgspec", "cryptography", "p2psync.trainer", "p2psync.actor")
 #: Seconds that importing p2psync may take beyond starting Python.
-MOST_SECONDS = 0.15
+MAX_IMPORT_SECONDS = 0.15
 
 
 def fresh(code: str, folder: Path) -> str:
-    """What code prints in a fresh interpreter, started in a folder."""
+    """Returns the output of code run by a fresh interpreter in a folder."""
     command = [sys.executable, "-c", code]
     paths = {"PYTHONPATH": f"{folder}:{ROOT}"}
     done = subprocess.run(command, cwd=folder, env=paths, capture_output=True, text=True, check=False)
@@ -46,7 +46,7 @@ def test_importing_is_cheap_and_loads_nothing_heavy(users_folder: Path) -> None:
     code = f"import sys, p2psync\nprint(*[name for name in {HEAVY!r} if name in sys.modules])"
     assert fresh(code, users_folder) == ""
     timed = "import time\nbegan = time.process_time()\nimport p2psync\nprint(time.process_time() - began)"
-    assert min(float(fresh(timed, users_folder)) for _ in range(3)) < MOST_SECONDS
+    assert min(float(fresh(timed, users_folder)) for _ in range(3)) < MAX_IMPORT_SECONDS
 
 
 def test_a_users_own_modules_stay_his(users_folder: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_users_own_modules_stay_his(users_folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(p2psync.__all__) - {"__version__"}))
-def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+def test_every_public_name_exists_and_has_a_docstring(name: str) -> None:
     assert inspect.getdoc(getattr(p2psync, name)), name
     assert name in dir(p2psync)
 
 
 @pytest.mark.parametrize(("missing", "name"), [("torch", "Publisher"), ("transformers", "PublishCallback")])
-def test_what_needs_a_module_that_is_not_there_names_the_extra(missing: str, name: str, tmp_path: Path) -> None:
+def test_a_name_whose_module_is_missing_names_the_extra(missing: str, name: str, tmp_path: Path) -> None:
     code = (
         f"import sys\nsys.modules[{missing!r}] = None\nimport p2psync\n"
         f"try: p2psync.{name}\nexcept ImportError as error: print(error)"
@@ -111,7 +111,7 @@ def test_every_field_of_a_configuration_has_a_line_with_its_default(config: type
 
 
 def _same(text: str, value: object) -> bool:
-    """Whether the documentation's words for a default mean this value."""
+    """Returns whether the documentation's words for a default mean this value."""
     words: dict[object, str] = {True: "yes", False: "no", None: "none", "": '""'}
     if isinstance(value, bool) or value is None or value == "":
         return text == words[value]

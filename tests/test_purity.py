@@ -1,4 +1,4 @@
-"""Who may import whom: the rooms of docs/concepts/architecture.md, held by reading every file's imports."""
+"""Packages import only those that docs/concepts/architecture.md allows; every file's imports are read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PURE_ROOMS = ("delta", "protocol", "swarm", "membership")
-PURE_MODULES = {f"p2psync.{room}" for room in PURE_ROOMS} | {"p2psync.errors", "p2psync.setting_checks"}
+PURE_PACKAGES = ("delta", "protocol", "swarm", "membership")
+PURE_MODULES = {f"p2psync.{package}" for package in PURE_PACKAGES} | {"p2psync.errors", "p2psync.setting_checks"}
 #: Nothing here opens a file or socket, reads a clock, or starts a thread.
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "mmap", "multiprocessing", "os", "pathlib", "pickle",
@@ -21,7 +21,7 @@ IMPURE = {
 }  # fmt: skip
 #: Folders beside `p2psync/`, which link there: `trainer/node.py` is `p2psync.trainer.node`.
 OUTER = {"trainer", "actor", "topology", "rldemo", "bench"}
-#: Cores of the daemons: as pure as those rooms.
+#: Cores of the daemons: as pure as those packages.
 PURE_CORES = [
     *(f"trainer/ledger/{name}.py" for name in ("core", "config", "records", "admission", "allotment")),
     *(f"trainer/ledger/{name}.py" for name in ("claims", "grants", "items", "throughput", "pool", "results")),
@@ -73,12 +73,12 @@ def uses_only_thread_locals(path: Path) -> bool:
 
 
 def name(path: Path) -> str:
-    """How a failure names a file."""
+    """Returns the name of a file in failures."""
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
-def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -> None:
+@pytest.mark.parametrize("path", files(*(f"p2psync/{package}" for package in PURE_PACKAGES)), ids=name)
+def test_a_pure_package_imports_neither_io_nor_clocks_nor_other_packages(path: Path) -> None:
     for module in imports(path):
         if module == "threading":
             assert uses_only_thread_locals(path), f"{name(path)} starts or waits for threads"
@@ -88,8 +88,8 @@ def test_a_pure_room_imports_neither_io_nor_clocks_nor_other_rooms(path: Path) -
             assert package_of(module) in PURE_MODULES, f"{name(path)} imports {module}, of an outer room"
 
 
-@pytest.mark.parametrize("path", files(*(f"p2psync/{room}" for room in PURE_ROOMS)), ids=name)
-def test_a_pure_room_uses_no_randomness_but_what_it_is_given(path: Path) -> None:
+@pytest.mark.parametrize("path", files(*(f"p2psync/{package}" for package in PURE_PACKAGES)), ids=name)
+def test_a_pure_package_uses_only_the_randomness_that_it_is_given(path: Path) -> None:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             assert node.module != "random" or {alias.name for alias in node.names} == {"Random"}
@@ -141,7 +141,7 @@ def test_nothing_is_pickled(path: Path) -> None:
 
 
 def loaded_after(statement: str, *modules: str) -> list[str]:
-    """Which of these modules a fresh interpreter has loaded after a statement."""
+    """Returns which of these modules a fresh interpreter has loaded after a statement."""
     code = f"import sys\n{statement}\nprint(*(m for m in {modules!r} if m in sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     return run.stdout.split()
@@ -158,13 +158,13 @@ def package_of(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
-def test_importing_the_pure_rooms_loads_no_event_loop() -> None:
-    # What the libraries that the pure rooms build on load by themselves is not ours.
+def test_importing_the_pure_packages_loads_no_event_loop() -> None:
+    # Modules that the libraries of the pure packages load by themselves are allowed.
     libraries = "import blake3, cryptography.hazmat.primitives.asymmetric.ed25519, msgspec, numba, numpy, zstandard"
     suspects = ("asyncio", "ssl", "aiohttp", "uvloop", "torch", "vllm", "multiprocessing.pool", "http.client")
-    rooms = [module_of(path) for path in files(*(f"p2psync/{room}" for room in PURE_ROOMS))]
+    modules = [module_of(path) for path in files(*(f"p2psync/{package}" for package in PURE_PACKAGES))]
     before = set(loaded_after(libraries, *suspects))
-    after = set(loaded_after(f"{libraries}\nimport {', '.join(rooms)}", *suspects))
+    after = set(loaded_after(f"{libraries}\nimport {', '.join(modules)}", *suspects))
     assert after <= before
 
 
@@ -177,7 +177,7 @@ def test_the_command_line_starts_with_little_and_compiles_nothing() -> None:
     assert loaded_after("import p2psync.cli.app", *heavy) == []
 
 
-def test_a_wrong_use_of_a_race_is_told_before_torch_is_loaded() -> None:
+def test_wrong_options_of_a_race_are_refused_before_torch_is_loaded() -> None:
     wrong = """
 import sys
 from p2psync.cli.main import main

@@ -1,4 +1,4 @@
-"""With P2PSYNC_NO_SKIPS=1 a run fails for a skip whose reason names nothing that a machine may lack."""
+"""The skip watch, on with P2PSYNC_NO_SKIPS=1, fails a run for skips whose reason names nothing that may be missing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def outcome(run: pytest.Pytester, body: str, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("reason", ["this kernel does not offer BBR", "needs root", "xdelta3 skipped: not installed"])
-def test_a_skip_for_what_a_machine_may_lack_passes(run: pytest.Pytester, reason: str) -> None:
+def test_a_skip_for_a_thing_that_may_be_missing_passes(run: pytest.Pytester, reason: str) -> None:
     assert outcome(run, skipped(reason))[0] == pytest.ExitCode.OK
 
 

@@ -18,7 +18,7 @@ from p2psync.warmup import Warmup, compiled
 
 @pytest.fixture(autouse=True)
 def fresh_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine where no process has left a stamp; numba's cache is the suite's own."""
+    """Hides the stamps of earlier processes; numba's cache is the suite's own."""
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
@@ -76,7 +76,7 @@ def test_an_interrupt_ends_the_compiling_process_too(tmp_path: Path, monkeypatch
     assert compiling() == []
 
 
-def test_a_changed_source_file_is_compiled_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_changed_source_file_is_compiled_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     codec = tmp_path / "codec"
     codec.mkdir()
     (codec / "kernels.py").write_text("one")

@@ -52,7 +52,7 @@ class _TreeLoads:
             self.depth[tree, child] = self.depth[tree, parent] + 1
 
     def is_below(self, tree: int, node: int, top: int) -> bool:
-        """Whether `node` is `top` or one of its descendants."""
+        """Returns whether `node` is `top` or one of its descendants."""
         while node >= 0 and node != top:
             node = int(self.parents[tree, node])
         return node == top

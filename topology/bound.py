@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse.csgraph import shortest_path
 
-from p2psync.topology.capacities import by_node, by_region, most_rate
+from p2psync.topology.capacities import by_node, by_region, max_rate
 from p2psync.topology.model import Topology
 from p2psync.topology.network import Floats, Network, from_topology
 from p2psync.topology.packing import Capacities, Packing, pack
@@ -51,7 +51,7 @@ def broadcast_bound(network: Topology | Network) -> BroadcastBound:
     if not reachable.all():
         lost = [network.names[i] for i in np.flatnonzero(~reachable)]
         return BroadcastBound(0.0, f"{_first_names(lost)} cannot be reached", True)
-    most, limiting = most_rate(network)
+    most, limiting = max_rate(network)
     link = "up" if limiting == network.trainer else "down"
     bounds = [BroadcastBound(most, f"the {link}link of {network.names[limiting]}")]
     capacities, kept = by_region(network, most)

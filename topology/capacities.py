@@ -13,7 +13,7 @@ UNMEASURED_SECONDS = 1.0
 LOSS_SECONDS = 10.0
 
 
-def most_rate(network: Network) -> tuple[float, int]:
+def max_rate(network: Network) -> tuple[float, int]:
     """Returns (Mbit/s, node): the lower of the trainer's uplink and the slowest downlink, and its node."""
     receivers = np.flatnonzero(np.arange(network.size) != network.trainer)
     slowest = int(receivers[network.down[receivers].argmin()])

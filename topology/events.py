@@ -25,14 +25,14 @@ import msgspec
 
 from p2psync.errors import FormatError
 
-Kind = Literal["join", "kill", "degrade", "cut", "partition", "restore"]
+EventKind = Literal["join", "kill", "degrade", "cut", "partition", "restore"]
 
 
 class NetworkEvent(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One event, `at` seconds after the start."""
 
     at: float
-    kind: Kind
+    kind: EventKind
     host: str | None = None
     link: tuple[str, str] | None = None
     regions: tuple[str, ...] = ()

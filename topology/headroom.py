@@ -1,4 +1,4 @@
-"""How far a plan's flows may exceed their planned rates before a link on their path is full."""
+"""Computes by how much a plan's flows may exceed their planned rates before a link on their path is full."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2psync.topology.plan import Plan, demands
 
 
 class Headroom:
-    """For one plan, the remaining capacity of the uplinks, downlinks and links between regions that its flows use."""
+    """The remaining capacity of the uplinks, downlinks and links between regions that the flows of one plan use."""
 
     def __init__(self, plan: Plan, network: Network) -> None:
         """network: contains the plan's nodes, and possibly others."""

@@ -57,7 +57,7 @@ class HubPlanResult:
 
     @property
     def revision(self) -> int:
-        """Of the plan."""
+        """The revision of the plan."""
         return self.plan.revision
 
     def node_plan(self, node: str) -> NodePlan | None:

@@ -120,7 +120,7 @@ class Topology(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return own.down if own is not None and own.down is not None else self.region[region].downlink
 
     def dialable(self, host: str, region: str) -> bool:
-        """Whether others can open connections to a host."""
+        """Returns whether others can open connections to a host."""
         own = self.host.get(host)
         return own.dialable if own is not None and own.dialable is not None else self.region[region].dialable
 

@@ -55,7 +55,7 @@ class Network:
         return bool(self.dialable.all()) and not self.blocked
 
     def connects(self, i: int, j: int) -> bool:
-        """Whether i and j can exchange data: their regions have a path, and one of them can dial the other."""
+        """Returns whether i and j can exchange data: their regions have a path, and one of them can dial the other."""
         if self.rate[self.region[i], self.region[j]] <= 0 or self.pair_rate.get((i, j), 1.0) <= 0:
             return False
         return self._dials(i, j) or self._dials(j, i)

@@ -20,7 +20,7 @@ _TREES = 6
 _LABELS = 16
 #: Up to this many nodes each one is labelled.
 _NAMED = 30
-_INK, _QUIET, _PAPER, _GROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
+_INK, _QUIET, _PAPER, _BACKGROUND = "#22303c", "#8a97a3", "#ffffff", "#eef2f5"
 
 
 def check_installed() -> None:
@@ -48,13 +48,13 @@ def draw(plan: Plan, network: Network, title: str, path: Path) -> None:
         figure.subplots_adjust(left=0.01, right=0.99, top=0.9, bottom=0.08, wspace=0.04, hspace=0.16)
         spots, centres, radii = _layout(network)
         whole = figure.add_subplot(grid[:, 0])
-        _ground(whole, network, centres, radii, names=True)
+        _draw_background(whole, network, centres, radii, names=True)
         _links(whole, network, centres, radii, loads)
         _nodes(whole, plan, network, spots, loads)
         for k, (tree, share) in enumerate(chosen):
             axes = figure.add_subplot(grid[k // columns, 1 + k % columns])
             colour = pyplot.get_cmap("tab10")(k % 10)
-            _ground(axes, network, centres, radii, names=False)
+            _draw_background(axes, network, centres, radii, names=False)
             _tree(axes, plan, tree, spots, colour)
             axes.set_title(f"{100 * share:.0f} % of the chunks", fontsize=8.5, color=colour, pad=2)
         figure.text(0.015, 0.955, title, fontsize=13, color=_INK, weight="bold")
@@ -127,7 +127,7 @@ def _ring(count: int, radius: float) -> Floats:
     return np.stack([reach * np.cos(angle), reach * np.sin(angle)], axis=1)
 
 
-def _ground(axes: Any, network: Network, centres: Floats, radii: Floats, *, names: bool) -> None:
+def _draw_background(axes: Any, network: Network, centres: Floats, radii: Floats, *, names: bool) -> None:
     from matplotlib.patches import Circle
 
     axes.set_aspect("equal")
@@ -138,7 +138,7 @@ def _ground(axes: Any, network: Network, centres: Floats, radii: Floats, *, name
     for a, (centre, radius) in enumerate(zip(centres, radii, strict=True)):
         if not radius:
             continue
-        axes.add_patch(Circle(centre, radius, facecolor=_GROUND, edgecolor="#d5dde3", linewidth=1, zorder=1))
+        axes.add_patch(Circle(centre, radius, facecolor=_BACKGROUND, edgecolor="#d5dde3", linewidth=1, zorder=1))
         if names:
             outward = 1 if centre[1] >= -1e-9 else -1
             axes.text(

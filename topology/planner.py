@@ -185,7 +185,7 @@ def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:
 
 
 def _has_full_links(patched: Plan, new: Plan, network: Network) -> bool:
-    """Whether a link between regions is nearly full that is clearly less full in the new plan, at about the
+    """Returns whether a link between regions is nearly full that is clearly less full in the new plan, at about the
     same rate."""
     if new.lowest_rate < KEEP_MIN_SHARE_IDLE * patched.lowest_rate:
         return False

@@ -1,4 +1,4 @@
-"""Which actors run a version, and which are still missing. Pure."""
+"""Counts the actors that run a version, and names those that do not yet. Pure."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from p2psync.membership.records import Member
 from p2psync.protocol.versions import Position
 
 #: Nodes that a message names; of further ones it gives the number.
-MOST_NAMED = 5
+MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """How many live actors run a version. waiting: the actors that do not run it."""
+    """The number of live actors that run a version. waiting: the actors that do not run it."""
 
     version: int
     running: int
     waiting: tuple[Member, ...]
 
     def reached(self, actors: int) -> bool:
-        """Whether at least `actors` actors run it."""
+        """Returns whether at least `actors` actors run it."""
         return self.running >= actors
 
     def out_of_time(self, actors: int, timeout: float, *, announced: bool) -> str:
@@ -37,11 +37,11 @@ class Adoption:
         return f"after {timeout:g} s {self}{lacking}; it stays announced: publish again to seed it"
 
     def __str__(self) -> str:
-        """Which actors are missing, as a part of a line."""
+        """Returns which actors are missing, as a part of a line."""
         if not self.waiting:
             return f"{self.running} of {self.running} actors run version {self.version}"
-        named = ", ".join(_named(member) for member in self.waiting[:MOST_NAMED])
-        more = len(self.waiting) - MOST_NAMED
+        named = ", ".join(_named(member) for member in self.waiting[:MAX_NAMED])
+        more = len(self.waiting) - MAX_NAMED
         rest = f" and {more} more" if more > 0 else ""
         there = self.running + len(self.waiting)
         return f"{self.running} of {there} actors run version {self.version}; missing: {named}{rest}"

@@ -14,7 +14,7 @@ from p2psync.protocol.versions import Position
 from p2psync.trainer.adoption import Adoption, adoption_of
 
 #: How often `until_running` asks the hub, and tells which actors are missing (seconds).
-ASK_EVERY, SAY_EVERY = 0.2, 10.0
+POLL_SECONDS, TELL_SECONDS = 0.2, 10.0
 
 
 class AdoptionWatch:
@@ -33,22 +33,22 @@ class AdoptionWatch:
         #: The state that `until_running` saw last.
         self.latest = Adoption(-1, 0, ())
 
-    async def until_running(self, actors: int, patience: float = math.inf) -> None:
+    async def until_running(self, actors: int, straggler_timeout: float = math.inf) -> None:
         """Wait until at least `actors` actors, and all others that the hub knows, run the newest version.
 
-        patience: seconds to wait for the others once `actors` of them run it. It polls, since an acknowledgement
-        raises no revision of the hub's view. While the hub is away it goes on waiting.
+        straggler_timeout: seconds to wait for the others once `actors` of them run it. It polls, since an
+        acknowledgement raises no revision of the hub's view. While the hub is away it goes on waiting.
         """
         clock = asyncio.get_running_loop().time
-        say_at, give_up_at = clock() + SAY_EVERY, math.inf
+        tell_at, give_up_at = clock() + TELL_SECONDS, math.inf
         while True:
             with suppress(HubError):
                 self.latest = adoption_of(await self._members(), self._position())
             if self.latest.reached(actors):
-                give_up_at = min(give_up_at, clock() + patience)
+                give_up_at = min(give_up_at, clock() + straggler_timeout)
                 if not self.latest.waiting or clock() >= give_up_at:
                     return
-            if clock() >= say_at:
-                say_at = clock() + SAY_EVERY
+            if clock() >= tell_at:
+                tell_at = clock() + TELL_SECONDS
                 self._emit(Note(f"waiting: {self.latest}"))
-            await asyncio.sleep(ASK_EVERY)
+            await asyncio.sleep(POLL_SECONDS)

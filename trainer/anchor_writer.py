@@ -1,4 +1,4 @@
-"""Writes the newest version out whole where an anchor is due, beside the training, which need not wait for it."""
+"""Writes the newest version out whole where an anchor is due, while training goes on."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.trainer.run_state import RunState
 from p2psync.trainer.versions.builder import announcement_of
-from p2psync.trainer.versions.retention import MOST_ANNOUNCED, to_retire
+from p2psync.trainer.versions.retention import MAX_ANNOUNCED, to_retire
 
 RETRY_FIRST, RETRY_LAST = 0.2, 5.0
 
@@ -60,7 +60,7 @@ class Announcer:
         self._view: View | None = None
         self._known_at_hub: set[str] = set()
         # Manifests announced at a time, at most; fewer once the hub was full, which then holds this trainer's alone.
-        self._max_announced = MOST_ANNOUNCED
+        self._max_announced = MAX_ANNOUNCED
         self._hub_was_full = False
         self._summaries: dict[bytes, Announcement] = {}
         # Manifests of this run that the hub shows and the store does not have: an earlier trainer's, those of a version
@@ -98,7 +98,7 @@ class Announcer:
         return 0.0 if pack is None else max(0.0, time.time() - pack.manifest.created)
 
     async def claim(self, *, take_over: bool = False) -> None:
-        """Claim the run at the hub. take_over: see `Claim`. Raises `TrustError`, `FencedError`, `HubError`."""
+        """Claim the run at the hub. take_over: see `RunClaim`. Raises `TrustError`, `FencedError`, `HubError`."""
         state = self._state
         claimed = await self._hub.claim(
             self._key,

@@ -31,7 +31,10 @@ RETRY_FIRST, RETRY_LAST = 0.5, 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class WatchConfig:
-    """How a directory is watched. settle, backlog: see `CheckpointWatcher`. secrets: files that are never published."""
+    """The settings of watching a directory.
+
+    settle, backlog: see `CheckpointWatcher`. secrets: files that are never published.
+    """
 
     rules: CheckpointRules = field(default_factory=CheckpointRules)
     settle: float = 1.0

@@ -1,4 +1,4 @@
-"""How a trainer gets at its hub: it embeds one, or it reaches an external one that may be away at the start."""
+"""Gives a trainer its hub: an embedded one, or an external one that may be away at the start."""
 
 from __future__ import annotations
 

@@ -226,17 +226,17 @@ class TrainerNode:
 
     def _run_tasks(self, runner: NodeRunner, store: Store, versions: VersionBuilder) -> None:
         """Start the tasks that run as long as the node: announcing, replacing and scrubbing."""
-        runner.run_beside(self.announcer.run())
+        runner.start_task(self.announcer.run())
         self._replacement = Replacement(self, store, self._acceptance, self._members, self._emit)
-        runner.run_beside(self._replacement.run())
+        runner.start_task(self._replacement.run())
         for pack in store.packs():
             if not pack.complete:
                 self._replacement.lost(pack.signed.id)
         if isinstance(versions, LocalVersionBuilder):
-            runner.run_beside(SnapshotScrubber(versions, self._publishing, self._rebuilt, self._emit).run())
+            runner.start_task(SnapshotScrubber(versions, self._publishing, self._rebuilt, self._emit).run())
 
     async def stop(self) -> None:
-        """Give up what is being made, leave the swarm, and close everything."""
+        """Gives up the version in the making, leaves the swarm, and closes everything."""
         self._stopping = True
         if self._versions is not None:
             self._versions.stop()
@@ -292,14 +292,14 @@ class TrainerNode:
         if self._anchors is not None:
             await self._anchors.written()
 
-    async def until_running(self, actors: int, patience: float = math.inf) -> Adoption:
+    async def until_running(self, actors: int, straggler_timeout: float = math.inf) -> Adoption:
         """Wait until at least `actors` actors, and all others that the hub knows, run the newest version.
 
-        patience: seconds to wait for the others once `actors` of them run it. Returns which actors run it and which do
-        not. Now and then an event tells which ones are missing. Actors at a newer run do not take the version and are
-        not waited for. While the hub is away it goes on waiting. Raises what `until_broken` raises.
+        straggler_timeout: seconds to wait for the others once `actors` of them run it. Returns which actors run it and
+        which do not. Now and then an event tells which ones are missing. Actors at a newer run do not take the version
+        and are not waited for. While the hub is away it goes on waiting. Raises what `until_broken` raises.
         """
-        await self.runner.unless_broken(self._adoption_watch.until_running(actors, patience))
+        await self.runner.unless_broken(self._adoption_watch.until_running(actors, straggler_timeout))
         return self.adoption
 
     async def write_whole(self) -> None:
@@ -327,7 +327,7 @@ class TrainerNode:
 
     @property
     def adoption(self) -> Adoption:
-        """Which actors run the newest version, as `until_running` saw it last."""
+        """The actors that run the newest version, as `until_running` saw them last."""
         return self._adoption_watch.latest
 
     @property

@@ -73,7 +73,7 @@ class Publisher:
     ) -> None:
         """names: published names by state_dict keys, a mapping or a function, with wrappers looked through; None leaves
         a tensor out (docs/guides/modules.md). files: a directory whose files other than weights go along. masters: fp32
-        masters of the module's bf16 parameters, by their keys in its state_dict; read anew at each publish. resident:
+        masters of the module's bf16 parameters, by their keys in its state_dict; read again at each publish. resident:
         see above.
 
         on_device: find changes where the tensors are; by default if any is on a GPU. twin: keep a second copy of the
@@ -134,7 +134,7 @@ class Publisher:
 
     @property
     def hub_url(self) -> str:
-        """Where actors join."""
+        """The URL where actors join."""
         return self.node.hub_url
 
     @property

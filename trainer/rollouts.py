@@ -1,4 +1,4 @@
-"""Rollout work from a training loop: the ledger beside a publisher, or that of a trainer daemon over HTTP.
+"""Rollout work from a training loop: the ledger of a publisher, or that of a trainer daemon over HTTP.
 
 from p2psync import Publisher, Rollouts, TrainerConfig
 
@@ -31,7 +31,7 @@ from p2psync.arguments import as_file
 from p2psync.errors import HubError, UsageError, WaitTimeoutError
 from p2psync.membership.work import (
     MAX_PAYLOAD_BYTES,
-    MAX_WORK_WAIT,
+    MAX_WORK_WAIT_SECONDS,
     CommitReply,
     CommitStep,
     PutReply,
@@ -89,7 +89,7 @@ class Rollouts:
 
     @property
     def service(self) -> LedgerService:
-        """For its loop only; once the publisher has started."""
+        """The ledger's service, once the publisher has started; to be used on its loop only."""
         if self._service is None:
             raise UsageError("rollouts belong to a publisher: Publisher(…, rollouts=rollouts), and enter it")
         return self._service
@@ -110,7 +110,7 @@ class Rollouts:
 
     def put(self, version: int, items: Iterable[tuple[str, bytes]]) -> int:
         """Put in work for `version`: ids and payloads. What is known already is passed over, so that a loop that
-        starts anew may put in the same. Returns how many items were new, once they are durable. Raises `UsageError`,
+        starts over may put in the same. Returns how many items were new, once they are durable. Raises `UsageError`,
         `StoreError`."""
         return self._call(self.service.put(version, items, skip_known=True))
 
@@ -207,10 +207,10 @@ class RemoteRollouts:
         return new + self._put(version, batch)
 
     def take(self, max_items: int, version: int | None = None, timeout: float = math.inf) -> list[LedgerResult]:
-        """See `Rollouts.take`. Raises `HubError`; what an answer that was lost held comes again after `resume`."""
+        """See `Rollouts.take`. Raises `HubError`; results of a lost answer come again after `resume`."""
         deadline = time.monotonic() + timeout
         while True:
-            wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT)
+            wait = min(max(0.0, deadline - time.monotonic()), MAX_WORK_WAIT_SECONDS)
             reply = self._post("take", TakeWork(max_items=max_items, version=version, wait=wait), TakeReply, wait)
             if reply.results or time.monotonic() >= deadline:
                 return [_from_wire(result) for result in reply.results]

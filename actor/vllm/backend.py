@@ -30,7 +30,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.vllm.refusals import check_supported
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.commit_notifier import CommitNotifier
@@ -114,7 +114,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         registered = RegisteredTensors(model)
         parameters = registered.distinct_tensors()
         with Checkpoint.open(self._path) as checkpoint:
-            specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+            specs = [spec for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
             live = learn_live_map(registered.load, parameters, specs, checkpoint.units)
             registered.check_untouched()
             dropped = check_whole(self._ranks.gather_maps(live))
@@ -219,8 +219,8 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     def member(self) -> dict[str, Any]:
         """Returns this engine's membership of the hub, under which work is claimed (`p2psync.actor.vllm.work`).
 
-        joined: whether it was told to join, which only rank 0 is. lease: None while it has none. Keep it secret: anyone
-        who knows a lease can end it.
+        joined: whether it was told to join, which only rank 0 is. lease: None while it has none. Keep it secret:
+        whoever knows a lease can end it.
         """
         lease = self._node.runner.core.membership.lease if self._node is not None else None
         return {"rank": self._ranks.rank, "joined": self._node is not None, "lease": lease}
@@ -240,7 +240,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _decide(self, version: int, deadline: float) -> int:
-        """At rank 0: decides whether to commit, or the version is live, or late."""
+        """Decides, at rank 0, whether to commit, or the version is live, or late."""
         if self._engine is None:
             return _DONE
         while True:

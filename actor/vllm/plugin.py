@@ -33,8 +33,9 @@ def register() -> None:
 
 
 def _record_before_loading() -> None:
-    """Makes vLLM's loader record what each model holds before its first weights: what is unchanged later was not
-    computed from weights (`p2psync.engines.vllm.derived_tensors`)."""
+    """Makes vLLM's loader record the tensors of each model before its first weights are loaded.
+
+    A tensor that is unchanged after loading was not computed from weights: `p2psync.engines.vllm.derived_tensors`."""
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
     load_weights = DefaultModelLoader.load_weights

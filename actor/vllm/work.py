@@ -21,10 +21,10 @@ from typing import Any, Protocol, Self
 
 import aiohttp
 
-from p2psync.actor.demand import LiveReading
+from p2psync.actor.demand import LiveState
 from p2psync.actor.work_client import WorkClient
 from p2psync.errors import EngineError, LeaseError, UnvouchedError, UsageError
-from p2psync.membership.work import MAX_WORK_WAIT, Receipt, WorkGrant, WorkItem
+from p2psync.membership.work import MAX_WORK_WAIT_SECONDS, Receipt, WorkGrant, WorkItem
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import one_line
 from p2psync.protocol.versions import Position
@@ -54,7 +54,7 @@ class EngineVersion:
         """status: of an engine's controls, or `server_status` of a server that conducts itself."""
         self._status = status
 
-    async def read(self) -> LiveReading:
+    async def read(self) -> LiveState:
         """Returns the live version.
 
         Raises `UnvouchedError` if the engine has stopped serving, `EngineError` if it does not answer.
@@ -66,10 +66,10 @@ class EngineVersion:
         if first["version"] is not None:
             digest = bytes.fromhex(first["digest"])
             position = Position(run=first["run"], epoch=first["epoch"], version=first["version"], digest=digest)
-        return LiveReading(position=position, commits=first["commits"])
+        return LiveState(position=position, commits=first["commits"])
 
     @asynccontextmanager
-    async def hold(self) -> AsyncIterator[LiveReading]:
+    async def hold(self) -> AsyncIterator[LiveState]:
         """Raises `UsageError`: a request cannot keep a commit of a vLLM engine out."""
         raise UsageError("a vLLM engine holds no version for a request: ask for P2PSync-Exact-Version instead")
         yield
@@ -110,7 +110,7 @@ class EngineWork:
     ) -> None:
         await self._hub.close()
 
-    async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT) -> WorkGrant:
+    async def lease(self, max_items: int = 1, wait: float = MAX_WORK_WAIT_SECONDS) -> WorkGrant:
         """Claims work; returns no items if there was none for `wait` seconds (at most 20).
 
         Raises `LeaseError` while the engine is no member or has no version yet, and as `WorkClient.lease`.
@@ -121,7 +121,7 @@ class EngineWork:
             raise LeaseError("the engine is not a member of the hub now, or has no version yet")
         return await self._client.lease(lease, max_items, wait, position.version)
 
-    async def begin(self, grant: WorkGrant, item: WorkItem) -> LiveReading:
+    async def begin(self, grant: WorkGrant, item: WorkItem) -> LiveState:
         """Waits until the live version suits the item, and returns it.
 
         An item may be meant for a version that does not exist yet. It is started under a version that will be within
@@ -144,7 +144,7 @@ class EngineWork:
         position: Position | None,
         tokens: int = 0,
         *,
-        patience: float = 120.0,
+        timeout_seconds: float = 120.0,
     ) -> Receipt:
         """Hands in a result of `tokens` tokens that was started under `position`; commits may have come since.
 
@@ -157,5 +157,5 @@ class EngineWork:
             version=position.version,
             digest=position.digest.hex(),
             tokens=tokens,
-            patience=patience,
+            timeout_seconds=timeout_seconds,
         )

@@ -1,1 +1,1 @@
-"""How long an engine stands still for a commit, beside what else could be done in its place."""
+"""Measures the pause of an engine for a commit, against a bare scatter, vLLM's sparse loader and a reload."""

@@ -1,4 +1,4 @@
-"""Commits into a real vLLM engine under load, and in the same worker what they are compared with.
+"""Commits into a real vLLM engine under load, and runs the baselines in the same worker.
 
 A trainer publishes two versions in turn, over the swarm; the engine is conducted as in production. After each commit
 the engine is stopped once more, and the baselines write the same elements of the same parameters.
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.bench.codec import cpu_name
 from p2psync.bench.pause.report import PauseReport, ShareReport, times_of
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.engines.vllm.conductor import ConductedCommit, LLMControls, conducted
 from p2psync.net.background import BackgroundLoop
@@ -36,7 +36,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_LOGGING_LEVEL": "WARNING",
 }
-_PATIENCE = 300.0
+_TIMEOUT = 300.0
 #: Every so many rounds the model is reloaded whole, too.
 _RELOAD_EVERY = 5
 
@@ -80,10 +80,10 @@ async def _run(options: PauseOptions, folder: Path, progress: Callable[[str], No
         worker_extension_cls="p2psync.bench.pause.worker.PauseWorker",
     )
     llm = AsyncLLM.from_engine_args(args)
-    source = _Source(folder / "run")
+    source = _LoopbackTrainer(folder / "run")
     try:
         with Checkpoint.open(options.model) as checkpoint:
-            tensors = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+            tensors = [spec for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
             size, elements = sum(spec.nbytes for spec in tensors), sum(spec.count for spec in tensors)
         shares: list[ShareReport] = []
         for share in (*options.shares, *(number / elements for number in options.changed)):
@@ -103,7 +103,7 @@ async def _run(options: PauseOptions, folder: Path, progress: Callable[[str], No
         source.close()
 
 
-async def _join(llm: Any, source: _Source, model: Path) -> None:
+async def _join(llm: Any, source: _LoopbackTrainer, model: Path) -> None:
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
     await asyncio.to_thread(source.publish, model)
@@ -112,7 +112,12 @@ async def _join(llm: Any, source: _Source, model: Path) -> None:
 
 
 async def _measure(
-    llm: Any, source: _Source, options: PauseOptions, share: float, folder: Path, progress: Callable[[str], None]
+    llm: Any,
+    source: _LoopbackTrainer,
+    options: PauseOptions,
+    share: float,
+    folder: Path,
+    progress: Callable[[str], None],
 ) -> ShareReport:
     other = folder / f"share-{share}"
     _changed(options.model, other, share, options.seed)
@@ -165,7 +170,7 @@ async def _generate(llm: Any, number: int) -> None:
 
 async def _until(llm: Any, version: int) -> None:
     """Wait until a version is live."""
-    async with asyncio.timeout(_PATIENCE):
+    async with asyncio.timeout(_TIMEOUT):
         while (await llm.collective_rpc("p2psync_status"))[0]["version"] != version:  # noqa: ASYNC110 - it is asked
             await asyncio.sleep(0.05)
 
@@ -176,13 +181,13 @@ def _changed(old: Path, new: Path, share: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
     with Checkpoint.open(new, writable=True) as checkpoint:
         for spec in checkpoint.specs:
-            if spec.kind == Kind.TENSOR:
+            if spec.kind == TensorKind.TENSOR:
                 units = checkpoint.units(spec)
                 where = rng.choice(units.size, max(1, round(units.size * share)), replace=False)
                 units[where] ^= 1
 
 
-class _Source:
+class _LoopbackTrainer:
     """A trainer with its hub, on loopback."""
 
     def __init__(self, store: Path) -> None:

@@ -37,7 +37,7 @@ class ShareReport(msgspec.Struct, frozen=True, kw_only=True):
     times: list[Times]
 
     def of(self, name: str) -> Times | None:
-        """By name."""
+        """Returns the times of this name, None if there are none."""
         return next((times for times in self.times if times.name == name and times.runs), None)
 
     def ratio(self, name: str, to: str) -> float | None:

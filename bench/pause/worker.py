@@ -18,7 +18,7 @@ from vllm.model_executor.model_loader.checkpoint_weight_patch import (
 )
 
 from p2psync.delta.kernels.unit_loops import address, plain, scatter_at
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.module.live_tensors import flat_bits, host_units, torch_dtype
 
@@ -56,7 +56,7 @@ _Places = list[tuple[torch.Tensor, np.ndarray[Any, Any], np.ndarray[Any, Any]]]
 
 
 def _places(worker: Any) -> _Places:
-    """For each live parameter where the last commit wrote, and what: found by looking, not asked of the engine."""
+    """Returns the positions and bits that the last commit wrote into each live parameter, found by comparing copies."""
     before = getattr(worker, "_p2psync_before", None)
     if before is None:
         _scatter([(torch.zeros(1, dtype=torch.bfloat16), np.zeros(1, np.uint32), np.zeros(1, np.uint16))])  # compiled
@@ -73,14 +73,14 @@ def _places(worker: Any) -> _Places:
 
 
 def _scatter(places: _Places) -> None:
-    """The same elements by one plain compiled loop on one thread."""
+    """Writes the elements by one plain compiled loop on one thread."""
     for parameter, where, values in places:
         units = host_units(parameter)
         scatter_at(address(units), plain(where), units.size, plain(values))
 
 
 def _torch_scatter(places: _Places) -> Callable[[], None]:
-    """The same elements by torch's own operation, its threads included."""
+    """Writes the elements by torch's own operation, its threads included."""
     ready = []
     for parameter, where, values in places:
         flat = flat_bits(parameter)
@@ -98,7 +98,7 @@ def _patches(old: str, new: str) -> list[CheckpointWeightPatch]:
     patches = []
     with Checkpoint.open(Path(old)) as before, Checkpoint.open(Path(new)) as after:
         for spec in after.specs:
-            if spec.kind != Kind.TENSOR:
+            if spec.kind != TensorKind.TENSOR:
                 continue
             units = after.units(spec)
             where = np.flatnonzero(before.units(spec) != units)

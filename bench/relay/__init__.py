@@ -1,1 +1,1 @@
-"""The relay bench: what it costs one node to receive everything once and to pass it on."""
+"""The relay bench: the cost for one node of receiving everything once and passing it on."""

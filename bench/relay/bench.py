@@ -23,7 +23,7 @@ from p2psync.bench.relay.wires import RELAY, Wires, star
 from p2psync.bench.swarm.contenders import TRIALS, missing
 from p2psync.bench.swarm.processes import Children
 from p2psync.bench.swarm.trial import Track, Trial, in_turn, sha256, write_random
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.store.encoding import block_and_chunk
 from p2psync.topology.model import MAX_RATE
@@ -127,7 +127,7 @@ class RelayBench:
 
 def _piece(size: int, rate: float) -> int:
     """Bytes of a torrent's pieces: as large as our chunks may be. rate: Mbit/s of the links, 0: no limit."""
-    rows = [Row(TensorSpec(Kind.TENSOR, "payload", "U8", (size,)), False, True)]
+    rows = [TableRow(TensorSpec(TensorKind.TENSOR, "payload", "U8", (size,)), False, True)]
     return block_and_chunk(rows, anchor=True, rate=(rate or MAX_RATE) / 8e-6)[1]
 
 
@@ -162,7 +162,7 @@ def _measure(trial: Trial, wires: Wires, passage: Passage, limit: float) -> Pass
 
 
 def _until_done(trial: Trial, deadline: float) -> str:
-    """Until relay and leaves have everything; what went wrong."""
+    """Waits until relay and leaves have everything. Returns the fault, "" if there is none."""
     while any(host not in trial.finished() for host in trial.track.receivers):
         if trouble := trial.trouble():
             return trouble

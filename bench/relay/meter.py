@@ -32,11 +32,11 @@ class CpuSamples:
         self._spent.append(spent)
 
     def between(self, begin: float, end: float) -> float:
-        """Seconds that were used between two moments; what lies beyond the looks counts nothing."""
+        """Returns the processor seconds used between two moments; time outside of the samples counts nothing."""
         return self._spent_until(end) - self._spent_until(begin)
 
     def _spent_until(self, moment: float) -> float:
-        """Between two looks it is taken for spread evenly."""
+        """Returns the seconds used until a moment; between two samples it interpolates."""
         after = bisect_right(self._at, moment)
         if after in (0, len(self._at)):
             return self._spent[after - 1 if after else 0]

@@ -16,10 +16,11 @@ GIGABIT = 125e6
 class Passage(msgspec.Struct, frozen=True):
     """One contender's run in one round: one payload through one relay.
 
-    rate: Mbit/s of each link, 0: no limit. size: bytes that were asked for; payload_bytes: what that came to.
-    piece_bytes: what is verified and passed on at a time. seconds: from the offer of the payload until relay and leaves
-    had every byte, verified. cpu_seconds: of the relay's process meanwhile, user and kernel. received, sent: bytes of
-    packets at the relay. trouble: why it did not come to an end, or what was wrong; the figures then mean nothing.
+    rate: Mbit/s of each link, 0: no limit. size: bytes asked for; payload_bytes: bytes of the payload made.
+    piece_bytes: bytes that are verified and passed on at a time. seconds: from the offer of the payload until relay and
+    leaves had every byte, verified. cpu_seconds: of the relay's process meanwhile, user and kernel. received, sent:
+    bytes of packets at the relay. trouble: why it did not end, or which bytes were wrong; the figures then mean
+    nothing.
     """
 
     contender: str

@@ -11,7 +11,7 @@ from p2psync.bench.swarm.contenders import P2PSYNC
 
 
 def print_relay_report(report: RelayReport, console: Console | None = None) -> None:
-    """For each size and limit a table, and how it compares; how to read it."""
+    """Prints a table for each size and limit, a comparison, and an explanation."""
     console = console or Console()
     to = "a leaf" if report.leaves == 1 else f"{report.leaves} leaves"
     console.print(f"\n[bold]A relay[/bold] that receives everything once and passes it on to {to}, {report.congestion}")

@@ -1,7 +1,7 @@
 """A seed, a relay and its leaves, each in a network namespace, joined by the kernel's own links (veth).
 
-Seed and leaves have a link to the relay, and none to each other; the relay's kernel forwards nothing. So a leaf can get
-what it gets from the relay alone, whatever it is told of others. Unlike the emulator, nothing in user space carries
+Seed and leaves have a link to the relay, and none to each other; the relay's kernel forwards nothing. So a leaf can
+receive from the relay alone, whatever it is told of others. Unlike the emulator, nothing in user space carries
 the packets: that would take more of the machine than the relay. Needs root.
 """
 
@@ -50,7 +50,7 @@ class Wires(EmulatedNetwork):
         self._lock = -1
 
     def __enter__(self) -> Wires:
-        # What others that were killed have left behind; as the emulator does it, whose names these are.
+        # Networks of killed runs are removed first, as by the emulator, whose names are used here.
         reason = namespaces.missing()
         if reason is not None:
             raise P2PSyncError(reason)
@@ -80,7 +80,7 @@ class Wires(EmulatedNetwork):
         names = [self.namespace(host) for host in self.hosts]
         namespaces.add(names)
         if self._congestion:
-            namespaces.choose_congestion(names, self._congestion)
+            namespaces.set_namespace_congestion(names, self._congestion)
         for host in self.hosts:
             self._ip(host, "link", "set", "lo", "up")
         for number, host in enumerate(host for host in self.hosts if host != RELAY):

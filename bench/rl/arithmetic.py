@@ -1,4 +1,4 @@
-"""The arithmetic that stands for generation, how fast this machine does it, and what a commit's writes take here."""
+"""Arithmetic that stands for generation; measures this machine's speed of it, and the time of a commit's writes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Owed:
             self._seconds += seconds
 
     def take(self, most: float) -> float:
-        """Some of them, which are owed no more."""
+        """Takes up to `most` of the owed seconds; returns how many."""
         with self._lock:
             taken = min(self._seconds, most)
             self._seconds -= taken
@@ -80,13 +80,13 @@ def measure_machine(elements: int, density: float) -> MachineSpeed:
             burner.burn(1000)
             rounds += 1000
         rate = max(rate, rounds / spent)
-    units, news = np.zeros(elements, np.uint16), np.ones(elements, np.uint16)
+    units, new_bits = np.zeros(elements, np.uint16), np.ones(elements, np.uint16)
     rng = np.random.default_rng(0)
     where = plain(np.flatnonzero(rng.random(elements, np.float32) < density).astype(np.uint32))
-    values = plain(news[: where.size])
+    values = plain(new_bits[: where.size])
     written = _best(lambda: scatter_at(address(units), where, units.size, values)) / max(1, where.size)
     return MachineSpeed(
-        rounds_per_second=rate, write_seconds=written, copy_seconds=_best(lambda: np.copyto(units, news)) / elements
+        rounds_per_second=rate, write_seconds=written, copy_seconds=_best(lambda: np.copyto(units, new_bits)) / elements
     )
 
 

@@ -31,7 +31,7 @@ from p2psync.topology.model import Topology
 _HUB_PORT, _PORT = 7070, 7071
 #: How long the processes of a run may take to start, and to tell what there was (seconds).
 _READY, _END = 300.0, 60.0
-#: Members have measured what they must once all uplinks together carry no more than this share for so many seconds.
+#: Members have finished measuring once all uplinks together carry no more than this share for so many seconds.
 _QUIET_SHARE, _QUIET_SECONDS = 0.03, 5
 #: The signing key of these runs' trainers, which only their actors trust.
 _KEY = bytes(range(32))
@@ -90,14 +90,14 @@ class RlBench:
             Children(network, Path(place)) as children,
         ):
             try:
-                done = _Loop(self.options, run, topology, children, masters, self._speed, self.progress).run()
+                done = _LoopRunner(self.options, run, topology, children, masters, self._speed, self.progress).run()
             except P2PSyncError as error:
                 done = msgspec.structs.replace(run, trouble=str(error))
         self.runs.append(done)
         self.progress(f"{label}: {done.trouble or f'{done.tokens_per_second:.0f} tokens/s'}")
 
 
-class _Loop:
+class _LoopRunner:
     """One run."""
 
     def __init__(
@@ -206,7 +206,7 @@ class _Loop:
     def _actor(self, host: str, hub: str) -> Child:
         options, speed = self._options, self._speed
         burnt = options.burnt_share(len(self._hosts), len(os.sched_getaffinity(0)))
-        # A full broadcast may load versions beside the live one, on processors that generate nothing.
+        # A full broadcast may load versions while the live one serves, on processors that generate nothing.
         charged = 0.0 if self._run.way in FULL_WAYS else 1.0
         beyond = charged * max(0.0, options.shrunk / options.faster - 1)
         task = generator.GeneratorTask(

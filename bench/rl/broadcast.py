@@ -30,7 +30,7 @@ class WaitingVersions:
         self.skipped = 0
 
     def add(self, version: int, bits: list[Tensor]) -> None:
-        """Let a version wait."""
+        """Queues a version."""
         self._waiting.append((version, bits))
 
     def next(self) -> tuple[int, list[Tensor]] | None:
@@ -72,7 +72,7 @@ class FinishingBroadcast:
         return self._waiting.skipped
 
     def put(self, version: int, module: nn.Module) -> None:
-        """Let a version wait, as `module` is now. Raises what went wrong with an earlier one."""
+        """Queues a version of the current `module`. Raises the error of an earlier one."""
         bits = [parameter.detach().clone() for parameter in module.parameters()]
         with self._changed:
             if self._failure is not None:

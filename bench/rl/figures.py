@@ -1,4 +1,4 @@
-"""From what the processes of a run said to its figures."""
+"""Computes the figures of a run from the lines of its processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def figures(
     hashes: Mapping[str, str],
     uplink: Sequence[int],
 ) -> LoopRun:
-    """run: what is known of it beforehand. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
+    """run: its settings. said: all steps. hashes: of the versions, by their numbers. uplink: bytes
     that had left the trainer when each step ended."""
     start = said[0].put
     steps = [_step(one, start, actors, uplink[i] - (uplink[i - 1] if i else 0)) for i, one in enumerate(said)]
@@ -56,7 +56,7 @@ def figures(
 
 
 def idle(spent: Sequence[Sequence[SlotTimes]], begin: float, end: float) -> Idle:
-    """How the time of all actors was spent between two moments."""
+    """Returns the shares of all actors' time that each activity took between two moments."""
     total, parts = 0.0, [0.0] * len(_WAYS)
     for notes in spent:
         inside = [note for note in notes if begin <= note.at <= end]

@@ -78,8 +78,8 @@ class GeneratorTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlotTimes(msgspec.Struct, frozen=True, array_like=True):
-    """How the slots' time was spent up to a moment (time.monotonic), in slot-seconds: making tokens; without a prompt;
-    with one that asks for a newer version; waiting for a commit; lost to staging; lost for want of a core."""
+    """The slot-seconds of each activity up to a moment (time.monotonic): making tokens; without a prompt; with one that
+    asks for a newer version; waiting for a commit; lost to staging; lost for want of a core."""
 
     at: float
     making: float
@@ -201,7 +201,7 @@ class Generator:
         return by_sync, late - by_sync
 
     def _is_making(self, i: int, queue: WorkQueue, position: Position) -> bool:
-        """Whether a slot has an answer in the making, or begins one now."""
+        """Returns whether a slot has an answer in the making, or begins one now."""
         slot = self._slots[i] = self._filled(self._slots[i], queue)
         return slot is not None and self._may_begin(slot, position)
 
@@ -214,7 +214,7 @@ class Generator:
                 yield position
 
     def _advance(self, queue: WorkQueue, position: Position, making: float) -> None:
-        """Takes all slots on by what they make in so many seconds."""
+        """Advances all slots by the tokens of `making` seconds."""
         for i in range(len(self._slots)):
             left = making
             while left > 0:

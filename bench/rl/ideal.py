@@ -25,7 +25,7 @@ def ideal_step_seconds(options: LoopOptions, copy: float) -> float:
 
 
 def _step_seconds(options: LoopOptions, copy: float, each: int) -> float:
-    """The same where every `each`-th version is sent.
+    """Returns the seconds of a step if every `each`-th version is sent.
 
     The actors begin a step's answers once they have a policy at most `staleness` versions old, and the step before is
     answered; learning begins with the last answer; a copy leaves once it is learned and the one before is everywhere.

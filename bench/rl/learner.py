@@ -21,7 +21,7 @@ from torch import nn
 
 from p2psync.bench.rl.broadcast import FinishingBroadcast
 from p2psync.bench.rl.scale import FIFO, FREE, FULL_WAYS, SPARSE, STRICT
-from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of
+from p2psync.bench.rl.ways import AnchorVersionBuilder, Board, free_position, rollouts_of
 from p2psync.bench.rl.weights import Optimizer, make_module, sha256
 from p2psync.bench.swarm.jsonl import write_line
 from p2psync.delta.warm import warm
@@ -88,7 +88,7 @@ class PacedLearner:
         self._hashes = {0: sha256(self._module)}
 
     def run(self) -> None:
-        """Until standard input ends."""
+        """Runs until standard input ends."""
         task = self._task
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(task.key))
         config = TrainerConfig(
@@ -103,9 +103,9 @@ class PacedLearner:
             squash=task.way not in FULL_WAYS,
         )
 
-        def make_maker(store: Store, run: str) -> WholeMaker:
-            self._maker = WholeMaker(store, config.store / "snapshot", key, run)
-            return self._maker
+        def make_anchor_builder(store: Store, run: str) -> AnchorVersionBuilder:
+            self._anchor_builder = AnchorVersionBuilder(store, config.store / "snapshot", key, run)
+            return self._anchor_builder
 
         waits = task.way in (FIFO, STRICT, SPARSE)
         published = make_module(task.shapes, Path(task.masters)) if waits else self._module
@@ -115,7 +115,7 @@ class PacedLearner:
             config,
             rollouts=self._rollouts,
             on_event=_hear,
-            version_builder=make_maker if task.way in FULL_WAYS else None,
+            version_builder=make_anchor_builder if task.way in FULL_WAYS else None,
         ) as publisher:
             first = publisher.publish(announced=True)
             self._payload_bytes = 0 if first is None else first.payload_bytes
@@ -133,7 +133,7 @@ class PacedLearner:
         boards = [Board(Path(path)) for path in self._task.boards]
 
         def publish(version: int) -> None:
-            self._maker.skip_to(version)
+            self._anchor_builder.skip_to(version)
             publisher.publish()
 
         with FinishingBroadcast(outbox, boards, publish, self._task.way == STRICT) as broadcast:
@@ -168,7 +168,7 @@ class PacedLearner:
         return 0 if broadcast is None else broadcast.skipped
 
     def _learn(self, version: int) -> None:
-        """Real new weights; then wait for the end of the time that a step takes."""
+        """Makes real new weights, and waits for the end of the time that a step takes."""
         end = time.monotonic() + self._task.learning
         self._optimizer.step()
         if self._task.way != FREE:

@@ -42,7 +42,7 @@ class Idle(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> float:
-        """In which an actor made nothing."""
+        """The share of time in which an actor made no tokens."""
         return self.without_work + self.without_version + self.paused + self.staging + self.behind
 
 
@@ -84,9 +84,9 @@ class LoopRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RlReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All loops. The rest: what they were like, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
-    its links say the network delivered one in a hundred packets. burnt_share: of a core here, what an actor's
-    generation takes; machine_share: what stands for its machine."""
+    """All loops. The rest: their settings, see `p2psync.bench.rl.scale.LoopOptions`; late_ms: how much later than
+    its links say the network delivered one in a hundred packets. burnt_share: the share of a core
+    here that an actor's generation takes; machine_share: the share that stands for its machine."""
 
     runs: list[LoopRun]
     generation: float
@@ -108,7 +108,7 @@ class RlReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoopLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One way on one network, beside the others there. runs: of all rounds. run: the one in the middle.
+    """One way on one network, compared with the others there. runs: of all rounds. run: the one in the middle.
 
     tokens, least, most: tokens/s of the runs that came to an end, the median first; None where none did. lost: share of
     the cost-free sync's tokens/s that it does not reach; times: its tokens/s by those of the fastest full broadcast;

@@ -23,7 +23,7 @@ FREE, P2PSYNC, FULL, FIFO, STRICT, SPARSE = "free", "p2psync", "full", "full-fif
 #: is next; each finishes and the oldest waiting one is next; as few are sent as staleness allows, and each finishes.
 FULL_WAYS = (FULL, FIFO, STRICT, SPARSE)
 WAYS = (FREE, P2PSYNC, *FULL_WAYS)
-#: Of this machine's cores, what all actors' generation together takes at most. The rest is for what is measured.
+#: Maximum share of this machine's cores that all actors' generation takes. The measured processes get the rest.
 _BURNT_SHARE = 0.5
 #: Round trips between the trainer's region and the others, and between any two of these (ms), in turn.
 _RTT_MS = (30, 70, 110, 150)
@@ -42,7 +42,7 @@ _LAYERS, _COLUMNS = 16, 4096
 class LoopOptions:
     """A loop, in the figures of a real one, and how it is run here.
 
-    gbits: of every link. regions, actors: regions beside the trainer's own, and actors in each. generation: seconds in
+    gbits: of every link. regions, actors: regions besides the trainer's own, and actors in each. generation: seconds in
     which all actors together make a step's answers. learning: seconds from the last answer to the new weights. answer:
     seconds that one prompt's answers take on average. slots: prompts that an actor works on at a time. speed: tokens a
     second of one actor. staleness: versions that an answer may lie behind the policy that learns from it. density:
@@ -82,7 +82,7 @@ class LoopOptions:
 
     @property
     def tokens(self) -> float:
-        """Of one prompt's answers, on average."""
+        """The mean number of tokens in the answers to one prompt."""
         return self.speed / self.slots * self.answer
 
     @property
@@ -104,7 +104,7 @@ class LoopOptions:
         return min(self.machine_share, _BURNT_SHARE * cores / actors)
 
     def steps_of(self, way: str) -> int:
-        """How many steps a run of this kind has."""
+        """Returns how many steps a run of this kind has."""
         return self.full_steps if way in FULL_WAYS else self.steps
 
 

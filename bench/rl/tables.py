@@ -51,7 +51,7 @@ def print_rl_report(report: RlReport, console: Console | None = None) -> None:
     for text in [*spreads(report), *headlines(report)]:
         console.print(text)
     for run in report.runs:
-        for text in _remarks(run):
+        for text in _diagnostics(run):
             what = f"{NAMES[run.way]}, {run.gbit:g} Gbit/s, {run.regions} region(s), round {run.round + 1}"
             console.print(f"{what}: {text}", style="dim")
     console.print(
@@ -124,7 +124,7 @@ def headlines(report: RlReport) -> list[str]:
     return found
 
 
-def _remarks(run: LoopRun) -> list[str]:
+def _diagnostics(run: LoopRun) -> list[str]:
     found = []
     if run.trouble:
         found.append(run.trouble)

@@ -33,7 +33,7 @@ class Board:
     """A version number in a file that processes share. 0: nothing was put up yet."""
 
     def __init__(self, path: Path) -> None:
-        """Made if it is not there."""
+        """Opens the board, which is created if it is missing."""
         if not path.exists():
             path.write_bytes(_NUMBER.pack(0))
         with path.open("r+b") as file:
@@ -45,7 +45,7 @@ class Board:
         return int(_NUMBER.unpack_from(self._map)[0])
 
     def put_up(self, version: int) -> None:
-        """For all to see."""
+        """Makes a version the one that all readers of the board see."""
         _NUMBER.pack_into(self._map, 0, version)
 
 
@@ -83,7 +83,7 @@ def rollouts_of(free: bool, journal: Path, staleness: int) -> Rollouts:
     return FreeRollouts(max_staleness=staleness) if free else Rollouts(journal=journal, max_staleness=staleness)
 
 
-class WholeMaker(LocalVersionBuilder):
+class AnchorVersionBuilder(LocalVersionBuilder):
     """Makes every version an anchor."""
 
     def skip_to(self, version: int) -> None:

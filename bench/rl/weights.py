@@ -38,7 +38,7 @@ def make_module(shapes: Sequence[tuple[int, int]], masters: Path) -> nn.Module:
 
 
 def sha256(module: nn.Module) -> str:
-    """Of all bits, in the order of the parameters."""
+    """Returns the SHA-256 of all bits, in the order of the parameters (hex)."""
     digest = hashlib.sha256()
     for parameter in module.parameters():
         digest.update(parameter.data.view(torch.int16).numpy().tobytes())

@@ -15,7 +15,7 @@ from p2psync.trainer.ledger.core import LedgerConfig
 
 #: Faults end after so many virtual seconds, and everything must be done after so many more.
 FAULTY, LIMIT = 120.0, 4000.0
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 
 
 class LedgerHistory(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +59,7 @@ class _FaultyActor:
     cut: bool = False
     stuck: bool = False
     working: bool = False
-    asking: bool = False
+    has_request: bool = False
     unanswered: str | None = None
     queue: list[tuple[str, str]] = field(default_factory=list)
     seen: list[tuple[str, str, bytes, int]] = field(default_factory=list)
@@ -69,7 +69,7 @@ class _FaultyActor:
     def start(self) -> None:
         """A new process of the same node."""
         self.incarnation += 1
-        self.alive, self.working, self.asking, self.stuck = True, False, False, False
+        self.alive, self.working, self.has_request, self.stuck = True, False, False, False
         self.version, self.unanswered, self.queue = None, None, []
         self._renew()
 
@@ -118,9 +118,9 @@ class _FaultyActor:
         self.version = max(version, self.version or 0)
 
     def _ask(self) -> None:
-        if self.asking or self.queue or self.version is None:
+        if self.has_request or self.queue or self.version is None:
             return
-        self.asking = True
+        self.has_request = True
         lease = self.unanswered or f"{self.name}-{self.world.rng.getrandbits(60):x}"
         most, version = self.world.rng.randint(1, 6), self.version
         self.unanswered = lease
@@ -128,7 +128,7 @@ class _FaultyActor:
         def got(items: object) -> None:
             if self.unanswered != lease:
                 return
-            self.unanswered, self.asking = None, False
+            self.unanswered, self.has_request = None, False
             self.queue += [(lease, item) for item in items or ()]  # type: ignore[attr-defined]
             self._work()
             if not self.queue:
@@ -136,7 +136,7 @@ class _FaultyActor:
 
         def again() -> None:
             if self.unanswered == lease:
-                self.asking = False
+                self.has_request = False
                 self._ask()
 
         self._ask_world(lambda t, reply: t.lease(self.name, lease, most, version, reply), got)
@@ -158,7 +158,7 @@ class _FaultyActor:
         if self.liar and self.world.rng.random() < 0.5:
             self._lie(lease, item)
         self.seen.append((lease, item, result, version))
-        self._offer(lease, item, result, version, tokens * (50 if self.liar else 1), self.world.clock.now + _PATIENCE)
+        self._offer(lease, item, result, version, tokens * (50 if self.liar else 1), self.world.clock.now + _TIMEOUT)
         self._work()
         self._ask()
 
@@ -181,7 +181,7 @@ class _FaultyActor:
         self._later(2.0, again)
 
     def _lie(self, lease: str, item: str) -> None:
-        """Hand in something false, or something old once more."""
+        """Hands in a false result, or an old one once more."""
         rng = self.world.rng
         version = self.version or 0
         forged = b"forged"
@@ -208,7 +208,7 @@ def _ignore(_answer: object) -> None:
 
 
 class FaultyWorld:
-    """Everything that one seed draws."""
+    """A world of faults drawn from one seed."""
 
     def __init__(self, seed: int) -> None:
         rng = self.rng = random.Random(seed)
@@ -239,7 +239,7 @@ class FaultyWorld:
         return self.rng.uniform(0.001, self._slow) * (10 if self.rng.random() < 0.02 else 1)
 
     def run(self) -> LedgerHistory:
-        """Until all steps are saved. Raises `Broken`."""
+        """Runs until all steps are saved. Raises `Broken`."""
         self.trainer.start()
         for actor in self.actors:
             self.clock.after(self.rng.uniform(0, 2), actor.start)
@@ -284,7 +284,7 @@ class FaultyWorld:
         self.clock.after(self.rng.uniform(0.5, 15.0), lambda: setattr(actor, "cut", False))
 
     def _stick(self) -> None:
-        """It renews its lease, and does nothing else."""
+        """Makes a random actor hang for a while: it only renews its lease."""
         actor = self.rng.choice(self.actors)
         actor.stuck = True
 

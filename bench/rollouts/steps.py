@@ -1,8 +1,8 @@
 """Steps of rollout work in virtual time: actors of different speeds, items of random lengths, the real ledger.
 
-An actor works on `slots` items at a time, each at its part of the actor's rate; with one slot it works through what it
-leased one after another. It asks for as many items as it has room for, answers come after `rtt`, and who was given
-nothing asks again when anything changed or a quarter second has gone by, as actors that wait at the service do.
+An actor works on `slots` items at a time, each at its part of the actor's rate; with one slot it works on its
+leased items one after another. It asks for as many items as it has free slots; answers come after `rtt`. An actor
+that got nothing asks again after any change or a quarter second, as actors that wait at the service do.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ import msgspec
 from p2psync.trainer.ledger.core import Ledger, LedgerConfig
 
 #: How often a waiting actor's share is looked at again (seconds), as in `p2psync.trainer.ledger.service`.
-LOOK_EVERY = 0.25
+POLL_SECONDS = 0.25
 LENGTHS = ("fixed", "exponential", "heavy")
-POLICIES = ("equal", "asking", "allotted")
+POLICIES = ("equal", "first-come", "allotted")
 _DIGEST = "00" * 16
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of a simulation. speeds: tokens/s of each actor. lags: seconds until each has a version ([]: none).
+    """The settings of a simulation.
 
-    lengths: "fixed", "exponential" or "heavy" (lognormal, sigma 1). ahead: items an actor without slots leases at a
-    time. claims: by what each actor multiplies its tokens when it tells them.
+    speeds: tokens/s of each actor. update_delays: seconds until each has a version ([]: none). lengths: "fixed",
+    "exponential" or "heavy" (lognormal, sigma 1). ahead: items an actor without slots leases at a time. claims: by what
+    each actor multiplies its tokens when it tells them.
     """
 
     name: str
     speeds: list[float]
-    lags: list[float] = []
+    update_delays: list[float] = []
     claims: list[float] = []
     items: int = 256
     steps: int = 8
@@ -46,7 +47,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepOutcome(msgspec.Struct, frozen=True, kw_only=True):
-    """How a case went. seconds: of each step. ideal: of all, if every actor worked at full rate to each step's end.
+    """The outcome of a case. seconds: of each step. ideal: of all steps, if every actor always worked at full rate.
 
     hedged: grants of items that somebody else held. wasted: share of all generated tokens that did not count.
     """
@@ -75,27 +76,27 @@ class _PacedActor:
     name: str
     speed: float
     slots: int
-    lag: float
+    update_delay: float
     lie: float
     queue: list[tuple[str, str]] = field(default_factory=list)  # (lease, item) not begun
     busy: int = 0
     version: int = 0
-    asking: bool = False
+    has_request: bool = False
 
 
 class RolloutSimulation:
-    """One case under one policy: "equal" (each actor its part at once), "asking" (whoever asks gets what it asks for),
+    """One case under one policy: "equal" (each actor its part at once), "first-come" (each request is granted in full),
     or "allotted"."""
 
     def __init__(self, case: Case, policy: str) -> None:
         self.case = case
         self.policy = policy
         self.now = 0.0
-        lags = case.lags or [0.0] * len(case.speeds)
+        update_delays = case.update_delays or [0.0] * len(case.speeds)
         lies = case.claims or [1.0] * len(case.speeds)
         self.actors = [
-            _PacedActor(f"{index:03d}", speed, case.slots, lag, lie)
-            for index, (speed, lag, lie) in enumerate(zip(case.speeds, lags, lies, strict=True))
+            _PacedActor(f"{index:03d}", speed, case.slots, update_delay, lie)
+            for index, (speed, update_delay, lie) in enumerate(zip(case.speeds, update_delays, lies, strict=True))
         ]
         self.ledger = Ledger(
             LedgerConfig(allot=policy == "allotted", max_staleness=0, claim_ttl=1e9, max_hold=1e9, max_per_node=1 << 16)
@@ -126,15 +127,15 @@ class RolloutSimulation:
         )
 
     def _ideal(self, step: int) -> float:
-        """The least time in which all actors together can make the step's tokens, each from its lag on."""
+        """The least time in which all actors together can make the step's tokens, each from its update delay on."""
         tokens = sum(self._length(step, index) for index in range(self.case.items))
-        begun = sorted((actor.lag, actor.speed) for actor in self.actors)
+        begun = sorted((actor.update_delay, actor.speed) for actor in self.actors)
         rate = made = 0.0
-        for (lag, speed), (following, _) in zip(begun, [*begun[1:], (float("inf"), 0.0)], strict=True):
+        for (update_delay, speed), (following, _) in zip(begun, [*begun[1:], (float("inf"), 0.0)], strict=True):
             rate += speed
-            if made + rate * (following - lag) >= tokens:
-                return lag + (tokens - made) / rate
-            made += rate * (following - lag)
+            if made + rate * (following - update_delay) >= tokens:
+                return update_delay + (tokens - made) / rate
+            made += rate * (following - update_delay)
         raise AssertionError("the last interval has no end")
 
     def _begin(self, step: int) -> None:
@@ -142,7 +143,7 @@ class RolloutSimulation:
         self.ledger.put(step, [(f"{step}/{index}", b"") for index in range(self.case.items)])
         self._remaining = self.case.items
         for actor in self.actors:
-            self._at(actor.lag, lambda actor=actor: self._updated(actor, step))  # type: ignore[misc]
+            self._at(actor.update_delay, lambda actor=actor: self._updated(actor, step))  # type: ignore[misc]
 
     def _updated(self, actor: _PacedActor, version: int) -> None:
         actor.version = max(actor.version, version)
@@ -152,7 +153,7 @@ class RolloutSimulation:
     def _at(self, delay: float, call: Callable[[], None]) -> None:
         heapq.heappush(self._events, (self.now + delay, next(self._count), call))
 
-    def _room(self, actor: _PacedActor) -> int:
+    def _free_slots(self, actor: _PacedActor) -> int:
         if self.policy == "equal":
             # Each its part, at once, whatever becomes of it.
             share = -(-self.case.items // len(self.actors))
@@ -162,21 +163,21 @@ class RolloutSimulation:
         return actor.slots - actor.busy - len(actor.queue)
 
     def _ask(self, actor: _PacedActor) -> None:
-        if not actor.asking and self._room(actor) > 0:
-            actor.asking = True
+        if not actor.has_request and self._free_slots(actor) > 0:
+            actor.has_request = True
             self._at(self.case.rtt / 2, lambda: self._arrived(actor))
 
     def _arrived(self, actor: _PacedActor) -> None:
         lease = str(next(self._leases))
-        items = self.ledger.lease(actor.name, lease, self._room(actor), self.now, actor.version)
+        items = self.ledger.lease(actor.name, lease, self._free_slots(actor), self.now, actor.version)
         if items:
             work = [(lease, item.item) for item in items]
             self._at(self.case.rtt / 2, lambda: self._granted(actor, work))
         elif self._remaining:
-            self._at(LOOK_EVERY, lambda: self._arrived(actor))
+            self._at(POLL_SECONDS, lambda: self._arrived(actor))
 
     def _granted(self, actor: _PacedActor, work: list[tuple[str, str]]) -> None:
-        actor.asking = False
+        actor.has_request = False
         actor.queue += work
         self._start(actor)
 
@@ -226,7 +227,7 @@ def _lengths(case: Case) -> Callable[[int, int], float]:
 
 
 def compare(case: Case, policies: Sequence[str] = POLICIES) -> list[StepOutcome]:
-    """The same case under each policy."""
+    """Returns the outcomes of a case under each policy."""
     return [RolloutSimulation(case, policy).run() for policy in policies]
 
 
@@ -242,7 +243,7 @@ def cases(seed: int = 1, steps: int = 8) -> list[Case]:
         Case(name="4 × 1:3, 32 at a time", speeds=two * 4, slots=32, items=1024),
         Case(name="1:1:1:5", speeds=four),
         Case(name="1:1:1:5, 32 at a time", speeds=four, slots=32, items=512),
-        Case(name="1:1:1:1, one gets versions late", speeds=[2000.0] * 4, lags=[1.0, 1.0, 1.0, 12.0]),
+        Case(name="1:1:1:1, one gets versions late", speeds=[2000.0] * 4, update_delays=[1.0, 1.0, 1.0, 12.0]),
         Case(name="16 equal", speeds=[1000.0] * 16),
     ]
     return [msgspec.structs.replace(case, seed=seed, steps=steps) for case in shown]

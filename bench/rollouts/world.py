@@ -1,7 +1,7 @@
 """A trainer with its ledger, a network that loses things, and a clock: what faulty actors meet, in virtual time.
 
 The ledger is the real one. Its journal is a list of changes, of which a crash loses those that were not yet durable;
-nothing is answered before it is. The trainer's own state is what it saved at the end of its last step.
+a call is answered only once they are. The trainer's own state is that of the end of its last step.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class Broken(Exception):
 
 
 def digest_of(version: int) -> str:
-    """Of the weights that were published as `version`."""
+    """Returns the digest of a published version (hex)."""
     return f"{version:032x}"
 
 
 class EventClock:
-    """Virtual time, and what is to happen."""
+    """Virtual time, and the queue of events."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -74,7 +74,7 @@ class LedgerTrainer:
     # ---- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From what is durable, as a process would."""
+        """Starts from the durable state, as a process would."""
         self.life += 1
         self.members.clear()
         self.heard.clear()
@@ -90,7 +90,7 @@ class LedgerTrainer:
         self._later(0.0, self._collect)
 
     def crash(self) -> None:
-        """Everything that was not durable is lost."""
+        """Loses everything that was not durable."""
         if self.ledger is not None:
             self.hedged += self.ledger.counts.hedged
         self.ledger = None

@@ -1,4 +1,4 @@
-"""Measures the journal: results made durable in batches, beside merely appending the same bytes and syncing.
+"""Measures the journal: results made durable in batches, against merely appending the same bytes and syncing.
 
     python -m p2psync.bench.rollouts.writes --place DIR
 
@@ -19,10 +19,10 @@ from p2psync.membership.work import WorkItem
 from p2psync.trainer.ledger.journal import Journal
 from p2psync.trainer.ledger.records import ItemsPut, LedgerChange, ResultAccepted, ResultsTaken, StepCommitted
 
-SlotTimes = tuple[float, float]
+WriteSeconds = tuple[float, float]
 
 
-def journaled(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
+def journaled(place: Path, size: int, batch: int, batches: int) -> WriteSeconds:
     """Seconds of (processor time, elapsed time) to write so many batches of results through a journal."""
     path = place / "ledger.db"
     journal = Journal(path)
@@ -47,8 +47,8 @@ def journaled(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
             file.unlink()
 
 
-def appended(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
-    """The same for one file that is only appended to."""
+def appended(place: Path, size: int, batch: int, batches: int) -> WriteSeconds:
+    """Returns the seconds of `journaled` for one file that is only appended to."""
     data = os.urandom(size)
 
     def write() -> None:
@@ -63,7 +63,7 @@ def appended(place: Path, size: int, batch: int, batches: int) -> SlotTimes:
         (place / "log").unlink()
 
 
-def _spent(call: Callable[[], None]) -> SlotTimes:
+def _spent(call: Callable[[], None]) -> WriteSeconds:
     cpu, began = time.process_time(), time.perf_counter()
     call()
     return time.process_time() - cpu, time.perf_counter() - began
@@ -84,11 +84,11 @@ def main() -> None:
                 (journaled(Path(place), size, batch, batches), appended(Path(place), size, batch, batches))
                 for _ in range(args.rounds)
             ]
-            ours = statistics.median(pair[0][0] for pair in rounds) / megabytes * 1e3
+            journaled_ms = statistics.median(pair[0][0] for pair in rounds) / megabytes * 1e3
             bare = statistics.median(pair[1][0] for pair in rounds) / megabytes * 1e3
             ratio = statistics.median(pair[0][1] / pair[1][1] for pair in rounds)
             name = f"{batch} × {size / 1000:.0f} kB"
-            print(f"{name:>20} {ours:8.2f} ms/MB {bare:8.2f} ms/MB {ratio:9.1f}x")
+            print(f"{name:>20} {journaled_ms:8.2f} ms/MB {bare:8.2f} ms/MB {ratio:9.1f}x")
 
 
 if __name__ == "__main__":

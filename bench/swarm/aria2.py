@@ -18,7 +18,7 @@ from pathlib import Path
 
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import SETTLE, Trial
+from p2psync.bench.swarm.trial import SETTLE_SECONDS, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT, _CONTROL, _TRACKER = 6881, 6800, 6969
@@ -79,7 +79,7 @@ class Aria2(Trial):
         for host in self._clients:
             self._calls[host] = self._call(host, deadline)
         self._until_connected(deadline)
-        time.sleep(min(SETTLE, self.track.settle))
+        time.sleep(min(SETTLE_SECONDS, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""
@@ -135,7 +135,7 @@ class Aria2(Trial):
                 time.sleep(0.05)
 
     def _connections(self, host: str) -> int:
-        """With how many peers a client is connected."""
+        """Returns how many peers a client is connected to."""
         call = self._calls[host]
         call.sendall(_request("aria2.tellActive"))
         answer = HTTPResponse(call)

@@ -1,4 +1,4 @@
-"""The contenders of a race, and what each needs."""
+"""The contenders of a race, and the requirements of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BASELINES = tuple(name for name in TRIALS if name != P2PSYNC)
 
 
 def missing(name: str) -> str:
-    """Why a contender cannot run here, in one line; "" if it can."""
+    """Returns why a contender cannot run here, in one line; "" if it can."""
     if name == "aria2" and shutil.which("aria2c") is None:
         return "there is no aria2c: apt-get install aria2"
     if name == "rsync" and shutil.which("rsync") is None:

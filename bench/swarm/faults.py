@@ -9,7 +9,7 @@ from p2psync.topology.emulator import EmulatedNetwork
 from p2psync.topology.model import Topology
 
 KILL, CUT = "relay killed", "link cut to a tenth"
-#: When each happens, as a share of what a run without it takes.
+#: The time of each, as a share of the seconds of a run without it.
 WHEN = {KILL: 0.5, CUT: 0.4}
 _TENTH = 0.1
 

@@ -11,9 +11,9 @@ import sys
 
 
 async def main(address: str, port: int, to_address: str, to_port: int) -> None:
-    """Until killed."""
+    """Forwards connections until it is killed."""
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def copy_stream(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while part := await reader.read(1 << 16):
                 writer.write(part)
@@ -26,7 +26,7 @@ async def main(address: str, port: int, to_address: str, to_port: int) -> None:
         except OSError:
             writer.close()
             return
-        await asyncio.gather(pump(reader, back), pump(there, writer))
+        await asyncio.gather(copy_stream(reader, back), copy_stream(there, writer))
 
     server = await asyncio.start_server(passing, address, port)
     await server.serve_forever()

@@ -1,4 +1,4 @@
-"""How a process of a race speaks to the race."""
+"""Lines of JSON between a process of a race and the race."""
 
 from __future__ import annotations
 

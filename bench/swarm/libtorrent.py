@@ -15,7 +15,7 @@ import msgspec
 from p2psync.bench.swarm import torrent_client
 from p2psync.bench.swarm.metainfo import torrent_of
 from p2psync.bench.swarm.processes import PYTHON, Child
-from p2psync.bench.swarm.trial import SETTLE, Trial
+from p2psync.bench.swarm.trial import SETTLE_SECONDS, Trial
 
 _PORT = 6881
 
@@ -42,7 +42,7 @@ class Libtorrent(Trial):
         for child in self._clients.values():
             child.wait_for("listening", deadline)
         self._until_connected(deadline)
-        time.sleep(min(SETTLE, self.track.settle))
+        time.sleep(min(SETTLE_SECONDS, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""
@@ -100,6 +100,6 @@ class Libtorrent(Trial):
 
 
 class LibtorrentSuperSeeding(Libtorrent):
-    """The same, and the trainer's session shows each peer one piece at a time, and another once it was passed on."""
+    """libtorrent with super-seeding: the trainer shows each peer one piece, and the next once it was passed on."""
 
     super_seeding = True

@@ -9,7 +9,7 @@ Value = int | bytes | list["Value"] | dict[bytes, "Value"]
 
 
 def bencode(value: Value) -> bytes:
-    """The one encoding of a value."""
+    """Returns the bencoding of a value."""
     if isinstance(value, int):
         return b"i%de" % value
     if isinstance(value, bytes):

@@ -28,8 +28,8 @@ class P2PSync(Trial):
     """Warm: all are members and connected, the plan has settled; a delta's base is everywhere. Cold: all processes run
     with their nodes not started; the trainer's has the version in its store.
 
-    The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: what was done
-    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported beside it."""
+    The time counts from when the version is offered, as a torrent's from when it is handed to the seeder: the work
+    before (drawing, encoding, hashing, the trainer's trial of its own chunks) is reported separately."""
 
     _published: publisher.PublishedVersion | None = None
     _called = 0.0
@@ -59,9 +59,9 @@ class P2PSync(Trial):
             return
         self._until_connected(deadline)
         if self.track.base:
-            self._bring(f"base {self.track.base}", deadline)
+            self._publish_everywhere(f"base {self.track.base}", deadline)
             # From a smaller delta the publisher learns how much must change for one of the size that is asked for.
-            self._bring(f"delta {int(_FIRST_DELTA_SHARE * self.track.payload_bytes)}", deadline)
+            self._publish_everywhere(f"delta {int(_FIRST_DELTA_SHARE * self.track.payload_bytes)}", deadline)
         self._until_planned(time.monotonic() + self.track.settle)
 
     def go(self, deadline: float) -> float:
@@ -164,7 +164,7 @@ class P2PSync(Trial):
         self._trainer.tell(line)
         return msgspec.convert(self._trainer.wait_for("sealed", deadline), publisher.PublishedVersion)
 
-    def _bring(self, what: str, deadline: float) -> None:
+    def _publish_everywhere(self, what: str, deadline: float) -> None:
         """Publish something, and wait until everyone has it."""
         published = self._publish(what, deadline)
         while len(self._holders(published.version)) < len(self._receivers):
@@ -213,7 +213,7 @@ class P2PSync(Trial):
         return self._at.get(version, {})
 
     def _listen(self) -> None:
-        """Hear what the receivers have said meanwhile."""
+        """Reads the lines of the receivers."""
         for host, child in self._receivers.items():
             while (said := child.next(0.0)) is not None:
                 if "peers" in said:
@@ -222,7 +222,7 @@ class P2PSync(Trial):
                     self._at.setdefault(said["version"], {})[host] = said["at"]
 
     def _listen_for_plans(self) -> None:
-        """Hear what the trainer has said meanwhile."""
+        """Reads the lines of the trainer."""
         while (said := self._trainer.next(0.0)) is not None:
             if "plan" in said:
                 self._planned.append((said["at"], said["rate"]))

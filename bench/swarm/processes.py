@@ -1,4 +1,4 @@
-"""Processes in the hosts of an emulated network: what they say, what they cost, and that they end."""
+"""Processes in the hosts of an emulated network: their output, their processor time, and their end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Child:
     def __init__(
         self, network: EmulatedNetwork, host: str, argv: Sequence[str], log: Path, *, talks: bool = False
     ) -> None:
-        """log: what it writes to stderr, and to stdout unless it talks."""
+        """log: takes its stderr, and its stdout unless that carries lines of JSON."""
         self.host = host
         self._log = log
         self._said: queue.Queue[dict[str, Any] | None] = queue.Queue()
@@ -74,7 +74,7 @@ class Child:
             return None
 
     def ended(self) -> int | None:
-        """Its exit status, without forgetting what it has cost; None while it runs."""
+        """Returns its exit status, None while it runs; keeps its processor time."""
         if self.process.returncode is not None:
             return int(self.process.returncode)
         found = os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -94,7 +94,7 @@ class Child:
             return 0.0
 
     def _ticks(self) -> list[int]:
-        """Its own time in user and kernel mode, and that of its ended children."""
+        """Returns its own time in user and kernel mode, and that of its ended children."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return [int(field) for field in fields[11:15]]
 

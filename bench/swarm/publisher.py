@@ -22,7 +22,7 @@ import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.bench.swarm.jsonl import write_line
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.delta.warm import warm
 from p2psync.observe.events import Event, PeerDown, PeerUp, Published, Trouble
 from p2psync.protocol.keys import public_text
@@ -70,7 +70,7 @@ class RaceWeights:
 
     def __init__(self, nbytes: int, rng: np.random.Generator) -> None:
         counts = [min(_TENSOR, nbytes // 2 - at) for at in range(0, max(1, nbytes // 2), _TENSOR)]
-        self.specs = [TensorSpec(Kind.TENSOR, f"w.{i:05d}", "BF16", (count,)) for i, count in enumerate(counts)]
+        self.specs = [TensorSpec(TensorKind.TENSOR, f"w.{i:05d}", "BF16", (count,)) for i, count in enumerate(counts)]
         self._rng = rng
         self._bits = {spec: rng.integers(0, 1 << 16, spec.count, np.uint16) for spec in self.specs}
 
@@ -117,7 +117,7 @@ class RacePublisher:
         self._factor = 1.0
 
     async def run(self) -> None:
-        """Until standard input ends."""
+        """Runs until standard input ends."""
         options = self._options
         key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(options.key))
         config = TrainerConfig(
@@ -150,7 +150,7 @@ class RacePublisher:
             await node.stop()
 
     async def _tell_plans(self) -> None:
-        """Say which plan the node follows, whenever it is another one."""
+        """Reports each new plan that the node follows."""
         revision = 0
         while True:
             plan = self._node.runner.core.plan
@@ -201,7 +201,7 @@ def least_bytes(changed: int, count: int) -> float:
 
 
 def count_for(nbytes: float, count: int) -> int:
-    """How many of `count` units may change so that it takes so many bytes: half of them at most."""
+    """Returns how many of `count` units may change so that it takes so many bytes: half of them at most."""
     return bisect.bisect(range(1, count // 2), nbytes, key=lambda changed: least_bytes(changed, count))
 
 

@@ -38,7 +38,7 @@ _GLANCE = 0.005
 #: How often the links' counters are read until it goes.
 _LOOK = 0.01
 #: Samples of the links' counters in a run that takes as long as the floor, and the shortest time between two.
-_SAMPLES, _LEAST_STEP = 20, 0.05
+_SAMPLES, _MIN_STEP_SECONDS = 20, 0.05
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class Race:
         )
 
     def _is_hopeless(self, name: str, cold: bool) -> bool:
-        """Whether this is another contender that was over the limit once: it is not waited for again."""
+        """Returns whether this is another contender that was over the limit once: it is not waited for again."""
         return name != P2PSYNC and any(
             (run.contender, run.cold) == (name, cold) and run.over_limit for run in self.runs
         )
@@ -214,9 +214,9 @@ class _Timing:
         return begin
 
     def _until_done(self, begin: float) -> tuple[str, str]:
-        """Until the last receiver has everything: what went wrong, and what was done."""
+        """Waits until the last receiver has everything. Returns the fault, "" if none, and the injected event."""
         trial, done = self._trial, ""
-        step = max(_LEAST_STEP, least_makespan(trial.track.topology, trial.track.payload_bytes) / _SAMPLES)
+        step = max(_MIN_STEP_SECONDS, least_makespan(trial.track.topology, trial.track.payload_bytes) / _SAMPLES)
         pending, next_sample = self._fault, begin
         while True:
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""A receiver in a race: the relay's daemon, which also reports what it has.
+"""A receiver in a race: the relay's daemon, which also reports its versions.
 
     python -m p2psync.bench.swarm.receiver '{…}'     (see `ReceiverOptions`)
 
@@ -37,7 +37,7 @@ class ReceiverOptions(msgspec.Struct, frozen=True):
 
 
 async def main(options: ReceiverOptions) -> None:
-    """Until standard input ends."""
+    """Runs until standard input ends."""
     config = ActorConfig(
         hub_url=options.hub,
         trusted=frozenset({parse_public(options.public)}),

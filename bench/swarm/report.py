@@ -23,11 +23,11 @@ class LinkSample(msgspec.Struct, frozen=True):
 class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     """One contender's run in one round.
 
-    cold: nothing was connected at the start. fault: what was done to the network meanwhile, "" for nothing.
+    cold: nothing was connected at the start. fault: the one injected meanwhile, "" for nothing.
     seconds: until the last receiver that lived had every byte, verified; None: not within the limit, or it failed.
     finished: of each receiver that came to an end, in seconds. more_seconds: the same as `seconds` from other moments,
     such as the call to publish. trainer_copies: bytes that left the trainer, headers included, by the payload.
-    region_copies: the same for what came over links into each other region. cpu_seconds: of all processes of the run,
+    region_copies: the same for bytes over links into each other region. cpu_seconds: of all processes of the run,
     meanwhile. replanned: seconds from the fault until the trainer followed another plan; None: it did not. unsound:
     receivers whose bytes are not the published ones. over_limit: it was given up for time. planned: Mbit/s to each
     receiver of the plan that was followed as the payload set out, from measuring; None: there was no plan.

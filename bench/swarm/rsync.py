@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from p2psync.bench.swarm.processes import Child
-from p2psync.bench.swarm.trial import SETTLE, Trial
+from p2psync.bench.swarm.trial import SETTLE_SECONDS, Trial
 from p2psync.errors import P2PSyncError
 
 _PORT = 8730
@@ -40,7 +40,7 @@ class Rsync(Trial):
     def ready(self, deadline: float) -> None:
         """See `Trial`."""
         self._until_listening(deadline)
-        time.sleep(min(SETTLE, self.track.settle))
+        time.sleep(min(SETTLE_SECONDS, self.track.settle))
 
     def go(self, deadline: float) -> float:
         """See `Trial`."""

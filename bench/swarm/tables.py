@@ -77,7 +77,7 @@ def fault_ratios(found: list[SwarmLine]) -> dict[str, float]:
 
 def _replanned(found: list[SwarmLine], fault: str) -> str:
     after = next((line.replanned for line in found if (line.contender, line.fault) == (P2PSYNC, fault)), None)
-    return "" if after is None else f", planned anew {after:.1f} s after it"
+    return "" if after is None else f", replanned {after:.1f} s after it"
 
 
 def _trouble(report: SwarmReport) -> list[str]:

@@ -70,7 +70,7 @@ def _start_when_told(handle: Any, lt: Any) -> None:
 
 
 def main(options: TorrentOptions) -> None:
-    """Until killed."""
+    """Runs until it is killed."""
     lt: Any = importlib.import_module("libtorrent")
     session = lt.session(settings(options, lt))
     write_line({"listening": options.port})

@@ -16,7 +16,7 @@ from p2psync.topology.model import Topology
 from p2psync.topology.network import from_topology
 
 #: Seconds from when a torrent's processes are up to the start.
-SETTLE = 2.0
+SETTLE_SECONDS = 2.0
 #: Seconds in which a torrent's processes may connect before a warm run, at least.
 CONNECT = 15.0
 #: Random bytes that are drawn at a time: 256 MiB are more than `random` can count.
@@ -25,11 +25,11 @@ _AT_ONCE = 1 << 24
 
 @dataclass(frozen=True)
 class Track:
-    """The network, and what is to be carried. file: the payload of contenders that carry files; digest: its sha256.
+    """The network and the payload of a race. file: the payload of contenders that carry files; digest: its sha256.
 
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
     torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
-    may connect; those then rest for `SETTLE` seconds. congestion: TCP's, of all hosts. meeting: the host that all can
+    may connect; those then rest for `SETTLE_SECONDS`. congestion: TCP's, of all hosts. meeting: the host that all can
     reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
     """
 
@@ -46,7 +46,7 @@ class Track:
 
     @property
     def met_at(self) -> str:
-        """Where a tracker or the hub is asked for."""
+        """The host of the tracker or hub."""
         return self.meeting or self.trainer
 
     @property
@@ -64,7 +64,7 @@ class Trial(ABC):
     """One contender in one run: `start`, `ready` and `go`; then `finished` until all have."""
 
     def __init__(self, track: Track, children: Children, place: Path, number: int) -> None:
-        """place: an empty directory of this run. number: of the run, for what is drawn."""
+        """place: an empty directory of this run. number: of the run, the seed of its draws."""
         self.track = track
         self.children = children
         self.place = place
@@ -97,7 +97,7 @@ class Trial(ABC):
 
     @abstractmethod
     def trouble(self) -> str:
-        """Why this cannot come to an end any more, in one line; "" while it may."""
+        """Returns why this cannot come to an end any more, in one line; "" while it may."""
 
     def unsound(self, hosts: Sequence[str]) -> list[str]:
         """Returns the receivers whose bytes differ from the payload."""
@@ -112,7 +112,7 @@ class Trial(ABC):
         """The file that a receiver has got."""
 
     def planned(self) -> list[float]:
-        """When another plan came into use."""
+        """Returns the times at which the nodes began to use another plan."""
         return []
 
     def plan_rate(self, at: float) -> float | None:
@@ -120,12 +120,12 @@ class Trial(ABC):
         return None
 
     def connectable(self) -> dict[str, int]:
-        """With how many others each host can be connected."""
+        """Returns how many other hosts each host can be connected to."""
         network = from_topology(self.track.topology)
         return dict(zip(network.names, map(int, network.connections().sum(axis=0)), strict=True))
 
     def connect_until(self, deadline: float) -> float:
-        """When a torrent's processes are waited for no longer, whoever is not connected by then."""
+        """Returns the time until which the trial waits for connections between a torrent's processes."""
         return min(deadline, time.monotonic() + max(CONNECT, self.track.settle))
 
     def more(self, end: float) -> dict[str, float]:

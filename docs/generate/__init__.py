@@ -25,7 +25,7 @@ def changelog_page(text: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file and what it must hold."""
+    """Returns every generated file and its right contents."""
     return {
         ROOT / "docs" / "changelog.md": changelog_page((ROOT / "CHANGELOG.md").read_text(encoding="utf-8")),
         REFERENCE / "cli.md": cli_page(),
@@ -38,7 +38,7 @@ def pages() -> dict[Path, str]:
 
 
 def out_of_date() -> list[str]:
-    """The generated files, relative to the repository, that do not hold what they must."""
+    """Returns the generated files that are out of date, relative to the repository."""
     return [
         str(path.relative_to(ROOT))
         for path, text in pages().items()

@@ -60,7 +60,9 @@ ROUTES = (
         gives=DialedBack,
     ),
     Route(method="GET", path="/v1/challenge", does="Gives a nonce for one claim.", gives=records.Challenge),
-    Route(method="POST", path="/v1/claim", does="A trainer takes the run.", takes=records.Claim, gives=records.Claimed),
+    Route(
+        method="POST", path="/v1/claim", does="A trainer takes the run.", takes=records.RunClaim, gives=records.Claimed
+    ),
     Route(
         method="POST",
         path="/v1/announce",

@@ -20,8 +20,8 @@ BACKEND = {"backend": "p2psync"}
 STARTING = 600.0
 
 
-class Engine(Protocol):
-    """The settings of the actor's engine."""
+class RolloutEngine(Protocol):
+    """An engine that answers prompts, in this process or behind a server."""
 
     controls: LLMControls | HTTPControls
 
@@ -32,7 +32,7 @@ class Engine(Protocol):
         """vLLM's own sums over each live parameter."""
 
     async def reload(self, checkpoint: Path) -> None:
-        """Have vLLM's own loader load a checkpoint."""
+        """Loads a checkpoint by vLLM's own loader."""
 
 
 class InProcess:
@@ -43,7 +43,7 @@ class InProcess:
         self._llm = llm
 
     async def answer(self, prompt: Prompt) -> list[Sample]:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -67,11 +67,11 @@ class InProcess:
         ]
 
     async def checksums(self) -> dict[str, str]:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         return {name: total for rank in await self._llm.compute_weight_checksums() for name, total in rank.items()}
 
     async def reload(self, checkpoint: Path) -> None:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         await self._llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
 
 
@@ -83,7 +83,7 @@ class Server:
         self._url, self._session, self._model = url.rstrip("/"), session, model
 
     async def answer(self, prompt: Prompt) -> list[Sample]:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         body = {
             "model": self._model,
             "prompt": prompt.tokens,
@@ -98,12 +98,12 @@ class Server:
         return [Sample(one["token_ids"], one["logprobs"]["token_logprobs"]) for one in choices]
 
     async def checksums(self) -> dict[str, str]:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         found: dict[str, str] = (await self._post("weight_checker", {"action": "checksum"}))["checksums"]
         return found
 
     async def reload(self, checkpoint: Path) -> None:
-        """See `Engine`."""
+        """See `RolloutEngine`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
         await self._post("collective_rpc", body)
 
@@ -117,7 +117,7 @@ class Server:
 @asynccontextmanager
 async def in_process(
     model: Path, options: str, init: dict[str, Any], on_commit: Callable[[ConductedCommit], None]
-) -> AsyncIterator[Engine]:
+) -> AsyncIterator[RolloutEngine]:
     """An engine of this process that follows the run. options: further engine arguments (JSON). init: how it joins."""
     from vllm import AsyncEngineArgs
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
@@ -127,7 +127,7 @@ async def in_process(
         "dtype": "bfloat16",
         "max_model_len": 512,
         "skip_tokenizer_init": True,
-        # What the learner compares with: after temperature and the like.
+        # The learner needs log-probabilities after temperature and other processing.
         "logprobs_mode": "processed_logprobs",
         **json.loads(options),
     }
@@ -141,7 +141,9 @@ async def in_process(
 
 
 @asynccontextmanager
-async def served(url: str, init: dict[str, Any], on_commit: Callable[[ConductedCommit], None]) -> AsyncIterator[Engine]:
+async def served(
+    url: str, init: dict[str, Any], on_commit: Callable[[ConductedCommit], None]
+) -> AsyncIterator[RolloutEngine]:
     """A server, which may still be starting. It joins, unless it has, and is conducted from here."""
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as session:
         server = Server(url, session, await _model_of(url, session))

@@ -24,14 +24,14 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 if not torch.cuda.is_available():
-    # On few CPUs: no threads that spin, and no worker process beside the engine's, whose loop spins as well.
+    # On few CPUs: no threads that spin, and no worker process besides the engine's, whose loop spins as well.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import msgspec
-from engines import Engine, in_process, served
+from engines import RolloutEngine, in_process, served
 from wire import Prompt, Rollout
 
 from p2psync.actor.vllm.work import EngineWork
@@ -44,20 +44,20 @@ PAUSE = 1.0
 
 
 class Actor:
-    """Some lanes, each of which takes a prompt, has it answered, and hands the answers in; vLLM batches them."""
+    """Workers: each takes a prompt, has it answered, and hands the answers in; vLLM batches their requests."""
 
-    def __init__(self, name: str, engine: Engine, work: EngineWork, pauses: list[float]) -> None:
+    def __init__(self, name: str, engine: RolloutEngine, work: EngineWork, pauses: list[float]) -> None:
         """pauses: the engine's, in seconds; whoever conducts it adds to them."""
         self.name, self.engine, self.work, self.pauses = name, engine, work, pauses
         self.verdicts: dict[str, int] = {}
 
-    async def run(self, lanes: int) -> None:
-        """Until cancelled."""
+    async def run(self, concurrency: int) -> None:
+        """Runs so many workers until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            for _ in range(lanes):
-                group.create_task(self._lane())
+            for _ in range(concurrency):
+                group.create_task(self._worker())
 
-    async def _lane(self) -> None:
+    async def _worker(self) -> None:
         while True:
             try:
                 await self._answer(await self.work.lease())
@@ -79,7 +79,7 @@ class Actor:
 
 
 async def check(actor: Actor, checkpoint: Path) -> bool:
-    """Whether the live weights are those of a checkpoint, by vLLM's own loader and sums."""
+    """Returns whether the live weights are those of a checkpoint, by vLLM's own loader and sums."""
     live, version = await actor.engine.checksums(), (await actor.work.live.read()).position.version
     await actor.engine.reload(checkpoint)
     same = live == await actor.engine.checksums()
@@ -111,7 +111,7 @@ async def run(args: argparse.Namespace) -> bool:
             following = in_process(args.model, args.vllm, init, on_commit)
         async with following as engine, EngineWork(engine.controls, args.join) as work:
             actor = Actor(args.name, engine, work, pauses)
-            task = asyncio.create_task(actor.run(args.lanes))
+            task = asyncio.create_task(actor.run(args.concurrency))
             until = asyncio.create_task(ended.wait())
             await asyncio.wait([task, until], return_when=asyncio.FIRST_COMPLETED)
             until.cancel()
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0, help="for other actors; -1: dial out only")
     parser.add_argument("--region", default="")
     parser.add_argument("--name", default=f"actor-{os.getpid()}")
-    parser.add_argument("--lanes", type=int, default=4, help="prompts answered at a time")
+    parser.add_argument("--concurrency", type=int, default=4, help="prompts answered at a time")
     parser.add_argument("--vllm", default="{}", help="further engine arguments, as JSON")
     parser.add_argument(
         "--check", type=Path, help="at the end, compare the weights with this checkpoint; exit 1 if not"

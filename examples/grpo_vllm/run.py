@@ -24,7 +24,7 @@ from p2psync.protocol.keys import public_text
 
 HERE = Path(__file__).parent
 #: Seconds that an actor may take to compare its weights at the end.
-PATIENCE = 120
+EXIT_TIMEOUT = 120
 #: Engine arguments for a small machine without GPUs.
 SMALL = '{"enforce_eager": true, "kv_cache_memory_bytes": 67108864, "distributed_executor_backend": "uni"}'
 
@@ -65,7 +65,7 @@ class Processes:
         return self.started[name]
 
     def said(self, name: str) -> list[str]:
-        """Its lines."""
+        """Returns the lines of a process."""
         return (self.root / f"{name}.log").read_text(errors="replace").strip().splitlines()
 
     def check(self) -> None:
@@ -128,7 +128,7 @@ def run(args: argparse.Namespace, root: Path) -> bool:
         processes.check()
         for name in actors:
             processes.started[name].terminate()
-        good = [processes.started[name].wait(PATIENCE) == 0 for name in actors]
+        good = [processes.started[name].wait(EXIT_TIMEOUT) == 0 for name in actors]
         for name, well in zip(actors, good, strict=True):
             lines = [line for line in processes.said(name) if line.startswith(f"{name}: ")][-1:]
             print("\n".join(lines if well else processes.said(name)[-30:]), flush=True)
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--vllm", default=SMALL, help="engine arguments (JSON); default: %(default)s")
     parser.add_argument("trainer", nargs="*", help="after --: further flags of train.py")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # what was started is ended, too
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaving contexts ends processes
     with tempfile.TemporaryDirectory(prefix="p2psync-grpo-") as folder:
         sys.exit(0 if run(args, Path(folder)) else 1)
 

@@ -31,7 +31,7 @@ class Sums:
         return made
 
     def reward(self, item: str, tokens: list[int]) -> float:
-        """Of an answer to the prompt with this id."""
+        """Returns the reward of an answer to the prompt with this id: 1 for the right sum, else 0."""
         step, number = item.split("/")
         left, right = self._sums(int(step))[int(number)]
         return float(self._tokenizer.decode(tokens) == f" {left + right}\n")

@@ -3,9 +3,9 @@
     p2psync keys new trainer.key                                        # prints the key that actors trust
     python train.py --model MODEL --key trainer.key --store run --actors 2
 
-Work for a step is put into the ledger one step ahead, so actors generate while this process learns: what is learned
-from is one version old, unless --max-staleness 0 says otherwise. Where the lines of p2psync are, the comments begin
-with "p2psync:".
+Work for a step is put into the ledger one step ahead, so actors generate while this process learns: it
+learns from rollouts of the version before, unless --max-staleness 0 says otherwise. Where the lines of p2psync are, the
+comments begin with "p2psync:".
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from p2psync.trainer.rollouts import Rollouts
 HEAD = "step  reward  version  behind    pause  delta of whole              tokens/s  seconds"
 
 
-class Loop:
+class TrainingLoop:
     """The training loop."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -71,10 +71,10 @@ class Loop:
                 live = publisher.position.version
                 groups = [self.group(one) for one in done]
                 self.learner.step(groups)
-                event = publisher.publish()  # p2psync: rounds the masters to bf16; what changed is on its way
+                event = publisher.publish()  # p2psync: rounds the masters to bf16, and sends the changed bits
                 self.rollouts.commit_step(step)
                 self.tell(step, live, done, groups, event, time.monotonic() - began)
-            publisher.wait_for_actors(args.actors, args.patience)
+            publisher.wait_for_actors(args.actors, args.answer_timeout)
             print(
                 f"{args.steps * args.prompts} prompts, each answered once; {args.actors} actors run version "
                 f"{publisher.position.version}, digest {publisher.position.digest.hex()}",
@@ -91,7 +91,7 @@ class Loop:
     def collect(self, step: int) -> list[LedgerResult]:
         """A step's answers, sorted by their ids."""
         wanted = sorted(self.task.prompts(step))
-        done = self.rollouts.collect(step, len(wanted), self.args.patience)
+        done = self.rollouts.collect(step, len(wanted), self.args.answer_timeout)
         if [one.item.item for one in done] != wanted:
             raise SystemExit(f"step {step}: not every prompt was answered once")
         return done
@@ -144,11 +144,11 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8, help="answers to a prompt")
     parser.add_argument("--rate", type=float, default=1e-5, help="AdamW's")
     parser.add_argument("--max-staleness", type=int, default=1)
-    parser.add_argument("--patience", type=float, default=600.0, help="seconds that a step's answers may take")
+    parser.add_argument("--answer-timeout", type=float, default=600.0, help="seconds that a step's answers may take")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--save", type=Path, help="write the last policy here")
-    Loop(parser.parse_args()).run()
+    TrainingLoop(parser.parse_args()).run()
 
 
 if __name__ == "__main__":

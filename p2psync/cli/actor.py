@@ -12,7 +12,7 @@ from p2psync.cli.option_structs import takes_options
 from p2psync.cli.options import (
     ConnectionOptions,
     EventsTarget,
-    Host,
+    HostOption,
     HubUrl,
     JoinToken,
     NodeOptions,
@@ -40,7 +40,7 @@ class ActorOptions:
     store: Annotated[
         Path | None, typer.Option(help="Where chunks are kept [DIR/.p2psync/swarm]; a relay needs it.")
     ] = None
-    host: Host = ""
+    host: HostOption = ""
     port: SwarmPort = 0
     listen: Annotated[bool, typer.Option(help="--no-listen: cannot be reached from outside; dial out only.")] = True
     node: NodeOptions

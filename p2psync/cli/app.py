@@ -48,7 +48,7 @@ ENTRIES: Mapping[str, Entry] = {
     "delta": Entry("p2psync.cli.delta", "app", "Deltas between checkpoints on disk."),
     "wan": Entry("p2psync.cli.wan", "app", "Networks between regions: plan for them, emulate them."),
     "sim": Entry("p2psync.cli.sim", "app", "The swarm and the ledger in virtual time."),
-    "bench": Entry("p2psync.cli.bench", "app", "Measure, beside the limit and beside others."),
+    "bench": Entry("p2psync.cli.bench", "app", "Measure p2psync against bounds and other systems."),
 }
 
 
@@ -131,7 +131,7 @@ def run() -> int:
 
 
 def _one_line(refusal: Any) -> str:
-    """Why typer refuses the command line, and where to read on."""
+    """Returns why typer refuses the command line, and where to read on."""
     text = " ".join(refusal.format_message().split()).rstrip(".")
     text = re.sub(r"\. Did you mean (.*)\?$", r" (did you mean \1?)", text)
     text = text[:1].lower() + text[1:]

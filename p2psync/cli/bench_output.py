@@ -1,4 +1,4 @@
-"""How the benchmarks hand out their figures: JSON and CSV."""
+"""Writes the figures of benchmarks as JSON and CSV."""
 
 from __future__ import annotations
 

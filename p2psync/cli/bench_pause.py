@@ -31,7 +31,7 @@ def pause(
     json: JsonTarget = None,
     csv: CsvTarget = None,
 ) -> None:
-    """How long a vLLM engine stands still for a commit, beside a bare scatter, vLLM's sparse loader and a reload."""
+    """The pause of a vLLM engine for a commit, against a bare scatter, vLLM's sparse loader and a reload."""
     from rich.console import Console
 
     try:

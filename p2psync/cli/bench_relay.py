@@ -1,4 +1,4 @@
-"""`p2psync bench relay`: what it costs a node to receive everything and pass it on, beside aria2 and libtorrent."""
+"""`p2psync bench relay`: the cost of receiving everything and passing it on, against aria2 and libtorrent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def relay(
     json: JsonTarget = None,
     csv: CsvTarget = None,
 ) -> None:
-    """CPU time of a relay that receives everything once and passes it on, beside aria2 and libtorrent.
+    """CPU time of a relay that receives everything once and passes it on, against aria2 and libtorrent.
 
     Real processes in network namespaces, joined by the kernel's own links, of which none leads from the seed to a leaf;
     needs root. Only the relay's process is counted.

@@ -1,4 +1,4 @@
-"""`p2psync bench rl`: what syncing costs a reinforcement-learning loop, beside none and beside full broadcast."""
+"""`p2psync bench rl`: the cost of syncing in a reinforcement-learning loop, against none and full broadcast."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RlBenchOptions:
     """The options of `p2psync bench rl`."""
 
     gbit: Annotated[str, typer.Option(help="Gbit/s of each link of the real loop; numbers with commas.")] = "1"
-    regions: Annotated[str, typer.Option(help="Regions beside the trainer's, 1 to 4; numbers with commas.")] = "4"
+    regions: Annotated[str, typer.Option(help="Regions besides the trainer's, 1 to 4; numbers with commas.")] = "4"
     ways: Annotated[
         str,
         typer.Option(
@@ -69,7 +69,7 @@ class RlBenchOptions:
 
 @takes_options(RlBenchOptions)
 def rl(options: RlBenchOptions) -> None:
-    """Tokens/s of a reinforcement-learning loop over a WAN, beside a sync at no cost and beside full broadcast.
+    """Tokens/s of a reinforcement-learning loop over a WAN, against a sync at no cost and full broadcast.
 
     Real trainer, ledger, actors and sockets on an emulated network; needs root. Optimizer steps are paced by the clock.
     A token is so much arithmetic, calibrated before the runs, that an actor takes a part of a core of this machine. The

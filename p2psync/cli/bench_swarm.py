@@ -68,7 +68,7 @@ class SwarmBenchOptions:
 
 @takes_options(SwarmBenchOptions)
 def swarm(options: SwarmBenchOptions) -> None:
-    """Seconds until the last of all hosts has everything, beside aria2, libtorrent, a star of rsync and the bound.
+    """Seconds until the last of all hosts has everything, against aria2, libtorrent, a star of rsync and the bound.
 
     On an emulated network of real processes; needs root. Times are medians; ratios are to the least time that any
     broadcast could take on this network.

@@ -53,7 +53,7 @@ def refused(context: Any, error: BadParameter) -> UsageError | None:
 
 
 def name_variable(context: Any, error: P2PSyncError) -> None:
-    """Have an error that names an option, or its value, name the variable too that gave it."""
+    """Adds the environment variable to an error that names an option, or its value, which that variable gave."""
     text = str(error)
     for option in _from_environment(context):
         variable, value = _variable(context, option.name or ""), _value(context, option.name or "")
@@ -73,12 +73,12 @@ class Command(TyperCommand):
     """A command."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As `TyperCommand`."""
+        """See `TyperCommand`."""
         super().__init__(*args, **options)
         _hide_variables(self)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Say how options come from elsewhere."""
+        """Writes an epilog about options from the environment and a file."""
         given = [one for one in self.params if one.name != "help" and getattr(one, "allow_from_autoenv", True)]
         if given and ctx.auto_envvar_prefix:
             table = " ".join(ctx.command_path.split()[1:]).replace(" ", ".")
@@ -98,7 +98,7 @@ class Command(TyperCommand):
             raise refused(ctx, error) or error from None
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it. Raises what it raises."""
+        """Runs the command, and raises its errors."""
         try:
             return super().invoke(ctx)
         except P2PSyncError as error:
@@ -106,11 +106,11 @@ class Command(TyperCommand):
             raise
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands with options of its own."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        """As `TyperGroup`."""
+        """See `TyperGroup`."""
         super().__init__(*args, **options)
         _hide_variables(self)
 

@@ -30,7 +30,7 @@ ALIKE = 0.5
 def read_config(path: Path, commands: TyperGroup) -> dict[str, Any]:
     """The options in a file, by command and option, as the command line takes them for defaults.
 
-    Raises `UsageError` for a file that cannot be read, is no TOML, or says what no command of `commands` knows.
+    Raises `UsageError` for a file that cannot be read, is no TOML, or holds settings that no command of `commands` has.
     """
     try:
         tables = msgspec.toml.decode(path.read_bytes(), type=dict[str, Any])

@@ -23,7 +23,7 @@ app = typer.Typer(help="Deltas between checkpoints on disk.", no_args_is_help=Tr
 Out = Annotated[Path, typer.Option("--out", "-o", help="Where it goes.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace OUT if it exists.")]
 Delta = Annotated[Path, typer.Argument(metavar="D", help="A delta file.")]
-Base = Annotated[
+BaseOption = Annotated[
     Path | None,
     typer.Option(help="The checkpoint that the first delta starts from: for deltas of profile tight."),
 ]
@@ -50,7 +50,7 @@ def diff(
 
 @app.command("apply")
 def apply(old: Old, delta: Delta, out: Out, force: Force = False, json: JsonTarget = None) -> None:
-    """Write what a delta makes of OLD, checked by its digest; OLD stays as it is."""
+    """Write the checkpoint that a delta makes of OLD, checked by its digest; OLD stays as it is."""
     from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("apply") as progress:
@@ -80,11 +80,11 @@ def info(delta: Delta, json: JsonTarget = None) -> None:
 def squash(
     deltas: Annotated[list[Path], typer.Argument(metavar="D…", help="A chain of delta files, in order.")],
     out: Out,
-    base: Base = None,
+    base: BaseOption = None,
     force: Force = False,
     json: JsonTarget = None,
 ) -> None:
-    """Write the one delta that does what a chain of them does; of profile fast, it needs no weights."""
+    """Write one delta that replaces a chain of them; of profile fast, it needs no weights."""
     from p2psync.engines.offline import delta_commands
 
     with _stoppable(), output.progress("squash") as progress:
@@ -93,7 +93,7 @@ def squash(
 
 
 @app.command("invert")
-def invert(delta: Delta, out: Out, base: Base = None, force: Force = False, json: JsonTarget = None) -> None:
+def invert(delta: Delta, out: Out, base: BaseOption = None, force: Force = False, json: JsonTarget = None) -> None:
     """Write the delta that undoes another; of profile fast, it needs no weights."""
     from p2psync.engines.offline import delta_commands
 

@@ -57,7 +57,7 @@ def _report(findings: list[Finding]) -> DoctorReport:
 
 
 def examine(directory: Path) -> DoctorReport:
-    """Look at everything; takes a few seconds."""
+    """Examines the whole machine; takes a few seconds."""
     from p2psync.cli import doctor_machine, doctor_network
 
     return _report([*doctor_machine.findings(directory), *doctor_network.findings()])

@@ -22,7 +22,7 @@ _NAMED = 3
 
 
 async def findings(url: str, token: str | None, port: int) -> list[Finding]:
-    """Everything about one hub and its swarm. port: where this machine would listen."""
+    """Returns the findings about one hub and its swarm. port: where this machine would listen."""
     return [finding async for finding in _findings(url, token, port)]
 
 
@@ -46,7 +46,7 @@ async def _findings(url: str, token: str | None, port: int) -> AsyncIterator[Fin
 
 
 async def peers(status: Status, hub_host: str) -> Finding:
-    """Whether the ports of the swarm's nodes can be reached from here."""
+    """Checks whether the ports of the swarm's nodes can be reached from here."""
     infos = [member.info for member in status.view.members if member.info.port][:MAX_DIALLED]
     name = "peers' ports"
     if not infos:
@@ -63,7 +63,7 @@ async def peers(status: Status, hub_host: str) -> Finding:
 
 
 async def dialled_back(client: HubClient, port: int) -> Finding:
-    """Whether the hub reaches a port of this machine."""
+    """Checks whether the hub reaches a port of this machine."""
     name, nonce = "dial back", secrets.token_hex(16)
     taken = ""
     server: asyncio.Server | None = None

@@ -34,7 +34,7 @@ _LOW_DISK_BYTES = 20 << 30
 
 
 def findings(directory: Path) -> Iterator[Finding]:
-    """Everything but the network. directory: where weights would be kept."""
+    """Returns the findings about the machine, without its network. directory: where weights would be kept."""
     yield python()
     yield processor(PROC)
     yield memory(PROC)
@@ -77,7 +77,7 @@ def processor(proc: Path) -> Finding:
 
 
 def memory(proc: Path) -> Finding:
-    """How much memory there is, and how fast all cores together read it."""
+    """Measures the memory: its size, and how fast all cores together read it."""
     try:
         fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
@@ -97,9 +97,9 @@ def compiler() -> Finding:
 
         from p2psync.delta.digest import digest_units
         from p2psync.delta.kernels import unit_loops
-        from p2psync.delta.tensors import Kind, TensorSpec
+        from p2psync.delta.tensors import TensorKind, TensorSpec
 
-        digest_units(TensorSpec(Kind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))
+        digest_units(TensorSpec(TensorKind.TENSOR, "", "BF16", (64,)), np.zeros(64, np.uint16))
         stats = unit_loops.sum_units.stats  # type: ignore[attr-defined]
     except Exception as error:  # numba raises whatever LLVM or the file system raises
         text = str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__
@@ -109,7 +109,7 @@ def compiler() -> Finding:
     text = f"the codec is compiled in {time.monotonic() - began:.1f} s, kept in {cache}"
     place = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(place, os.W_OK):
-        mend = "set NUMBA_CACHE_DIR to a directory that can be written: else each start compiles anew"
+        mend = "set NUMBA_CACHE_DIR to a directory that can be written: else each start compiles again"
         return Finding("numba", "could be better", text, mend, needed=True)
     return Finding("numba", "ok", text, needed=True)
 

@@ -24,7 +24,7 @@ _SECONDS = 10
 
 
 def findings() -> Iterator[Finding]:
-    """Everything about the network."""
+    """Returns the findings about the network."""
     yield congestion(IPV4)
     yield buffers(IPV4, "tcp_rmem", "received")
     yield buffers(IPV4, "tcp_wmem", "sent")
@@ -52,7 +52,7 @@ def congestion(ipv4: Path, usable: Callable[[str], bool] = tcp.offers) -> Findin
 
 
 def buffers(ipv4: Path, name: str, way: str) -> Finding:
-    """Whether one stream fills 1 Gbit/s over 100 ms."""
+    """Checks whether one stream fills 1 Gbit/s over 100 ms."""
     label = f"{name} maximum"
     try:
         low, usual, most = (int(word) for word in (ipv4 / name).read_text().split())
@@ -72,13 +72,13 @@ def open_files(limits: tuple[int, int]) -> Finding:
     text = "no limit" if endless else f"{soft} open files in a process"
     if endless or soft >= _WANTED_FILES:
         return Finding("open files", "ok", text)
-    room = hard == resource.RLIM_INFINITY or hard >= _WANTED_FILES
-    mend = f"ulimit -n {_WANTED_FILES}" if room else f"raise nofile to {_WANTED_FILES} in /etc/security/limits.conf"
+    raisable = hard == resource.RLIM_INFINITY or hard >= _WANTED_FILES
+    mend = f"ulimit -n {_WANTED_FILES}" if raisable else f"raise nofile to {_WANTED_FILES} in /etc/security/limits.conf"
     return Finding("open files", "could be better", text, mend)
 
 
 def free_port(port: int, whose: str) -> Finding:
-    """Whether the port that a daemon listens on, unless told otherwise, is free."""
+    """Checks whether the port that a daemon listens on, unless told otherwise, is free."""
     name = f"port {port}"
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -112,7 +112,7 @@ def netem() -> Finding:
 
 
 def _try(command: list[str]) -> str | None:
-    """None if the command succeeds, else what it said, in one line."""
+    """Runs a command. Returns None if it succeeds, else its output in one line."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError) as error:

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.options import EventsTarget, Host, HubToken
+from p2psync.cli.options import EventsTarget, HostOption, HubToken
 
 
 def hub(
     trust: Annotated[list[str], typer.Option(help="A trainer's public key, or a file with it; may be repeated.")],
-    host: Host = "",
+    host: HostOption = "",
     port: Annotated[int, typer.Option(help="Port (HTTP); 0: any.", min=0, max=65535)] = 7070,
     token: HubToken = None,
     ttl: Annotated[float, typer.Option(help="Seconds of a lease.", min=1)] = 10.0,

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from p2psync.cli.commands import Command, Group
+from p2psync.cli.commands import Command, CommandGroup
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LazyCommands(MutableMapping[str, Any]):
         return TyperCommand(name, help=self._entries[name].help)
 
 
-class LazyGroup(Group):
+class LazyGroup(CommandGroup):
     """A group over `LazyCommands`."""
 
     commands: Any
@@ -85,7 +85,7 @@ def _load(name: str, entry: Entry) -> Any:
         for registered in target.registered_commands:
             registered.cls = Command
         target.rich_markup_mode = None
-        target.info.cls = Group
+        target.info.cls = CommandGroup
         command: Any = typer.main.get_group(target)
         command.name = name
         return command

@@ -12,7 +12,7 @@ from p2psync.observe.log_format import JsonFormatter, TerminalFormatter, TextFor
 
 
 class Format(StrEnum):
-    """How log lines are written."""
+    """The format of log lines."""
 
     text = "text"
     json = "json"

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-Host = Annotated[
+HostOption = Annotated[
     str,
     typer.Option(
         help="Address or name to listen on; every address of IPv4 and IPv6 unless given (0.0.0.0: of IPv4 alone).",

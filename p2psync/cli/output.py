@@ -71,7 +71,7 @@ def seconds(elapsed: float) -> str:
 
 @contextmanager
 def progress(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, if that is a terminal; what is yielded wants (bytes done, bytes in all)."""
+    """Shows a bar on stderr, if that is a terminal; yields a function that takes (bytes done, bytes in all)."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2psync.cli.option_structs import takes_options
-from p2psync.cli.options import EventsTarget, Host, HubUrl, JoinToken, NodeOptions, SwarmPort
+from p2psync.cli.options import EventsTarget, HostOption, HubUrl, JoinToken, NodeOptions, SwarmPort
 from p2psync.cli.publishing_options import CheckpointOptions, CodingOptions, SuccessionOptions
 from p2psync.errors import P2PSyncError
 
@@ -29,14 +29,14 @@ class PublishOptions:
     to: HubUrl
     key: Annotated[Path, typer.Option(help="The signing key; the hub must trust it.")]
     store: Annotated[Path, typer.Option(help="Where versions are kept from one publish to the next.")]
-    host: Host = ""
+    host: HostOption = ""
     port: SwarmPort = 0
     node: NodeOptions
     token: JoinToken = None
     checkpoint: CheckpointOptions
     coding: CodingOptions
     actors: Annotated[int, typer.Option(help="Seed until so many actors run it, and all that are there.", min=0)] = 1
-    patience: Annotated[
+    straggler_timeout: Annotated[
         float, typer.Option(help="Seconds that the others are waited for once so many actors run it.", min=0)
     ] = 60.0
     timeout: Annotated[float, typer.Option(help="Give up seeding after so many seconds.", min=0)] = 600.0
@@ -84,7 +84,7 @@ async def _seed(node: TrainerNode, options: PublishOptions, show: EventOutput) -
         async with asyncio.timeout(options.timeout):
             await node.announced()
             announced = True
-            left = await node.until_running(options.actors, options.patience)
+            left = await node.until_running(options.actors, options.straggler_timeout)
     except TimeoutError:
         raise P2PSyncError(node.adoption.out_of_time(options.actors, options.timeout, announced=announced)) from None
     if left.waiting:

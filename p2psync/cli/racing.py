@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def tell(line: str) -> None:
-    """Say how far a benchmark is, beside its results."""
+    """Reports the progress of a benchmark."""
     print(line, file=sys.stderr, flush=True)
 
 
@@ -25,7 +25,7 @@ def end_as_interrupted() -> None:
 
 
 def console_for(json: str | None) -> Console:
-    """Where tables go: to stderr where the JSON goes to stdout; wide where nobody looks on."""
+    """Returns the console for tables: stderr if the JSON goes to stdout; wide if it is no terminal."""
     from rich.console import Console
 
     console = Console(file=sys.stderr if json == "-" else sys.stdout)

@@ -45,10 +45,10 @@ def rollouts(
     figures = [Compared(case=case, outcomes=compare(case)) for case in wanted]
     lines = []
     for found in figures:
-        ours, equal = found.outcomes[-1], found.outcomes[0]
+        allotted, equal = found.outcomes[-1], found.outcomes[0]
         shown = "   ".join(f"{outcome.policy} {outcome.total:.1f} s" for outcome in found.outcomes)
-        rest = f"ideal {ours.ideal:.1f} s   hedged {ours.hedged}   wasted {output.share(ours.wasted)}"
-        lines.append((found.case.name, f"{shown}   ({1 - ours.total / equal.total:.0%} less than equal)   {rest}"))
+        rest = f"ideal {allotted.ideal:.1f} s   hedged {allotted.hedged}   wasted {output.share(allotted.wasted)}"
+        lines.append((found.case.name, f"{shown}   ({1 - allotted.total / equal.total:.0%} less than equal)   {rest}"))
     output.report(figures, json, lines)
 
 

@@ -102,7 +102,7 @@ def _rows(found: Status, hub_host: str) -> list[dict[str, str]]:
 
 
 def _show_members(console: Console, rows: list[dict[str, str]]) -> None:
-    """A table as wide as the terminal at most: it goes without columns rather than cut what stands in them."""
+    """Prints a table that fits the terminal: it omits columns rather than cutting their texts."""
     from rich.table import Table
 
     titles = ["node", "name", "role", "region", "address", "version", "digest", "fetches at", "up/down", "heard"]

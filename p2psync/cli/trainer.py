@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2psync.cli.option_structs import takes_options
-from p2psync.cli.options import ConnectionOptions, EventsTarget, Host, HubToken, NodeOptions, SwarmPort
+from p2psync.cli.options import ConnectionOptions, EventsTarget, HostOption, HubToken, NodeOptions, SwarmPort
 from p2psync.cli.publishing_options import CheckpointOptions, CodingOptions, SuccessionOptions
 from p2psync.errors import UsageError
 
@@ -38,7 +38,7 @@ class TrainerOptions:
     store: Annotated[Path | None, typer.Option(help="Where versions are kept [DIR/.p2psync].")] = None
     key: Annotated[Path | None, typer.Option(help="The signing key; made if it is missing [STORE/trainer.key].")] = None
     hub: Annotated[str | None, typer.Option(help="Use the hub at this URL instead of embedding one.")] = None
-    host: Host = ""
+    host: HostOption = ""
     hub_port: Annotated[int, typer.Option(help="Port of the embedded hub (HTTP); 0: any.", min=0, max=65535)] = 7070
     port: SwarmPort = 7071
     node: NodeOptions

@@ -58,7 +58,7 @@ def verify(
 
 @contextmanager
 def _held_still(directory: Path) -> Iterator[Path]:
-    """Where the files are: an actor does not patch what someone reads under this lock."""
+    """Holds a lock under which no actor patches the files of a directory; yields the directory of the files."""
     if not directory.is_dir():
         yield directory
         return

@@ -22,7 +22,7 @@ app = typer.Typer(help="Networks between regions: plan for them, emulate them (n
 app.command("plan")(plan)
 
 TopologyFile = Annotated[Path, typer.Argument(metavar="TOPOLOGY.toml", help="The network.")]
-Congestion = Annotated[
+CongestionOption = Annotated[
     str | None, typer.Option(help="TCP congestion control of the hosts: bbr, cubic, … [the kernel's choice]")
 ]
 Seed = Annotated[int, typer.Option(help="Of the packets that are lost.")]
@@ -54,7 +54,7 @@ def draw(
 
 
 @app.command("up")
-def up(file: TopologyFile, congestion: Congestion = None, seed: Seed = 0) -> None:
+def up(file: TopologyFile, congestion: CongestionOption = None, seed: Seed = 0) -> None:
     """Bring a network up, until `wan down`; print its hosts, their namespaces and their addresses."""
     from p2psync.topology.emulator import bring_up
     from p2psync.topology.model import load
@@ -72,7 +72,7 @@ def down(
     file: Annotated[Path | None, typer.Argument(metavar="[TOPOLOGY.toml]", help="The network.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All networks that `wan up` made.")] = False,
 ) -> None:
-    """Kill what runs in a network and remove it, and what networks that were killed have left."""
+    """Kill the processes of a network and remove it, together with the remains of killed networks."""
     from p2psync.topology.emulator import EmulatedNetwork, runs, take_down
 
     if (file is None) != everything:
@@ -93,7 +93,7 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="-- COMMAND …", help="What the hosts run.")],
     host: Annotated[list[str] | None, typer.Option(help="Only on this host; may be repeated. [all]")] = None,
     seconds: Annotated[float | None, typer.Option(help="Kill what still runs after so long.", min=0)] = None,
-    congestion: Congestion = None,
+    congestion: CongestionOption = None,
     seed: Seed = 0,
     json: JsonTarget = None,
 ) -> None:
@@ -201,7 +201,7 @@ def _network(file: Path, congestion: str | None, seed: int) -> Iterator[Any]:
 
 @contextmanager
 def _ending_well() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does, not before what it started is killed."""
+    """Makes SIGTERM end this process as Ctrl-C does: it kills its children first."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield

@@ -1,4 +1,4 @@
-"""`p2psync wan plan`: what a network could do at best, and the plan that comes near it."""
+"""`p2psync wan plan`: the best possible rate of a network, and the plan that comes near it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from p2psync.delta.block import Block, block_range, block_span
 from p2psync.delta.digest import MODULUS, digest_units, join_change, tensor_key
 from p2psync.delta.kernels import unit_loops
 from p2psync.delta.kernels.unit_loops import plain
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 
 _NO_KEY = np.zeros(2, np.uint64)
 _OUTSIDE = "the block has positions outside its own range"
@@ -120,7 +120,7 @@ def merge_blocks(parts: Sequence[Block], start: int, count: int) -> Block:
     return Block(row, start, count, np.concatenate(positions), np.concatenate([steps for _, steps in sparse]))
 
 
-def reblock(blocks: Iterable[Block], rows: Sequence[Row], block_units: int) -> Iterator[Block]:
+def reblock(blocks: Iterable[Block], rows: Sequence[TableRow], block_units: int) -> Iterator[Block]:
     """Cut and merge blocks to the grid of another block size. Blocks come in rising order of (row, start)."""
     waiting: list[Block] = []
     key = (-1, -1)
@@ -137,7 +137,7 @@ def reblock(blocks: Iterable[Block], rows: Sequence[Row], block_units: int) -> I
         yield _flush(waiting, rows, block_units, key)
 
 
-def _flush(parts: list[Block], rows: Sequence[Row], block_units: int, key: tuple[int, int]) -> Block:
+def _flush(parts: list[Block], rows: Sequence[TableRow], block_units: int, key: tuple[int, int]) -> Block:
     return merge_blocks(parts, *block_range(rows[key[0]].spec, block_units, key[1]))
 
 

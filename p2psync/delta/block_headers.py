@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from p2psync.delta.block import Block, block_count, block_range, block_span
 from p2psync.delta.streams import read_varint, varint
-from p2psync.delta.tensors import ByteArray, Row
+from p2psync.delta.tensors import ByteArray, TableRow
 from p2psync.errors import FormatError
 
 #: Blocks of one body, at most: a block takes a few bytes on the wire, and half a kilobyte in memory.
@@ -20,7 +20,7 @@ MAX_BODY_BLOCKS = 1 << 15
 
 
 class BlockMode(IntEnum):
-    """How a block's positions and steps are coded."""
+    """The coding of a block's positions and steps."""
 
     CODES = 0
     """Gaps; steps as two-bit codes with escapes."""
@@ -68,7 +68,7 @@ class BlockHeaderWriter:
         self._row, self._index = block.row, index
 
 
-def read_block_headers(data: ByteArray, rows: Sequence[Row], block_units: int) -> list[BlockHeader]:
+def read_block_headers(data: ByteArray, rows: Sequence[TableRow], block_units: int) -> list[BlockHeader]:
     """Read and check all headers of a body.
 
     Raises `FormatError` unless rows and indices rise, within the table and the tensors' grids, and sizes lie within

@@ -22,7 +22,7 @@ from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums, address_of_block
 from p2psync.delta.kernels.unit_loops import address
 from p2psync.delta.streams import ByteParts
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tensors import TableRow, Units
 from p2psync.delta.tight.history_reader import read_history_body
 from p2psync.delta.tight.history_writer import HISTORY_CODE, HistoryWriter
 from p2psync.delta.tight.reader import read_tight_body
@@ -41,7 +41,7 @@ _HEADER_BYTES = 2
 class _Writer(Protocol):
     """A profile's part of an encoder: prepares each block, then adds it to the current chunk or to the next one."""
 
-    def prepare(self, block: Block, row: Row) -> Any: ...
+    def prepare(self, block: Block, row: TableRow) -> Any: ...
     def fits(self, prepared: Any, /) -> bool: ...
     def add(self, prepared: Any, /) -> None: ...
     def close(self) -> tuple[int, ByteParts]: ...
@@ -72,7 +72,7 @@ class ChunkEncoder:
 
     def __init__(
         self,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         *,
         block_units: int,
         chunk_bytes: int,
@@ -230,7 +230,7 @@ class ChunkEncoder:
             if step.dense_block is not None:
                 yield from self._code(step.dense_block)
 
-    def _code_found(self, block: Block, row: Row, old: Units | None) -> Iterator[EncodedChunk]:
+    def _code_found(self, block: Block, row: TableRow, old: Units | None) -> Iterator[EncodedChunk]:
         """Code a block that was found elsewhere, to the same bytes as if this encoder had found it."""
         if old is None or not isinstance(self._writer, TightWriter) or not self._writer.codes_tightly(row):
             yield from self._code(block)
@@ -258,7 +258,7 @@ class ChunkEncoder:
         if self._blocks:
             yield self._close()
 
-    def _check(self, row_index: int, row: Row, old: Units | None, new: Units | None, blocks: range) -> None:
+    def _check(self, row_index: int, row: TableRow, old: Units | None, new: Units | None, blocks: range) -> None:
         span = block_span(row.spec.width, self._block_units)
         if (row_index, blocks.start * span) < self._end:
             raise ValueError("rows, and the blocks of a row, must be added in rising order")
@@ -267,7 +267,7 @@ class ChunkEncoder:
         self._check_arrays(row, old, new)
         self._end = row_index, max(1, blocks.stop * span)
 
-    def _check_arrays(self, row: Row, old: Units | None, new: Units | None) -> None:
+    def _check_arrays(self, row: TableRow, old: Units | None, new: Units | None) -> None:
         if (old is not None, new is not None) != (row.before, row.after):
             raise ValueError(f"{row.spec.name}: the arrays given are not those that the row says exist")
         for units in (old, new):
@@ -306,7 +306,7 @@ def _writer(profile: str, block_units: int, limit: int, history: HistoryLookup |
 
 def decode_chunk(
     data: bytes | bytearray | memoryview,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     base: Callable[[int], Units] | None = None,
     history: HistoryLookup | None = None,
@@ -323,7 +323,7 @@ def decode_chunk(
 
 def iter_chunk(
     data: bytes | bytearray | memoryview,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     base: Callable[[int], Units] | None = None,
     history: HistoryLookup | None = None,

@@ -63,7 +63,7 @@ def extract_block(row: int, old: Units | None, new: Units | None, start: int, co
 def extract_with_digest(
     spec: TensorSpec, row: int, old: Units | None, new: Units | None, start: int, count: int
 ) -> tuple[Block | None, int]:
-    """`extract_block`, and what these units add to the digest, mod 2^128.
+    """Returns the block of `extract_block`, and the change of the digest by these units, mod 2^128.
 
     Of an added tensor every unit counts, also zeros, so the change may be non-zero where there is no block.
     """
@@ -99,14 +99,14 @@ class Extraction:
         return self._old_address, self._new_address
 
     def block(self, start: int, count: int) -> Block | None:
-        """As `extract_block`."""
+        """See `extract_block`."""
         self._check(start, count)
         if self._old is None or self._new is None:
             return self._whole(start, count)
         return self._sparse(start, count, self._scan(start, count))
 
     def block_with_digest(self, spec: TensorSpec, start: int, count: int, sums: int = 0) -> tuple[Block | None, int]:
-        """As `extract_with_digest`. sums: see `unit_loops.scan`; not written if an array is absent."""
+        """See `extract_with_digest`. sums: see `unit_loops.scan`; not written if an array is absent."""
         self._check(start, count)
         if spec is not self._spec:
             if self._unit != spec.unit:

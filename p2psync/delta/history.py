@@ -6,7 +6,7 @@ before, apart from those of the others, each by frequencies of their own (`tight
 
 A history is counted from some version on and takes two bits a unit of a tensor of 16-bit units.
 
-Loops of other files are compiled into the loops here: after a change of those, compile this file anew.
+Loops of other files are compiled into the loops here: after a change of those, compile this file again.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def pack_streams(streams: Sequence[bytes | bytearray]) -> bytes:
 
 
 def packed_parts(streams: Sequence[bytes | bytearray]) -> ByteParts:
-    """The same bytes as `pack_streams`, in parts."""
+    """Returns the bytes of `pack_streams`, in parts."""
     header = bytearray()
     stored: list[bytes | bytearray] = []
     for stream in streams:

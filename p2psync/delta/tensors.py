@@ -64,7 +64,7 @@ Units = NDArray[np.unsignedinteger]
 ByteArray = NDArray[np.uint8]
 
 
-class Kind(IntEnum):
+class TensorKind(IntEnum):
     """The role of a tensor in a checkpoint. In a table, headers and small files come before weights."""
 
     HEADER = 0
@@ -110,7 +110,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, order=True, dict=
         return self.count * self.width
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True):
+class TableRow(msgspec.Struct, frozen=True, array_like=True):
     """One line of a manifest's table: a tensor, and whether it exists before and after the delta.
 
     (True, True): changed in place. (False, True): added, its delta taken from zeros. (True, False): removed, its delta

@@ -1,4 +1,4 @@
-"""The interface between the swarm and whatever holds weights.
+"""The interface between the swarm and the holder of weights.
 
 An engine holds one live version. `Engine.stage(path)` opens a stage for a whole path, from the live version (or from
 nothing) to the target. `Stage.put` decodes verified chunks beside the live weights, in any order. `Stage.commit` makes
@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.protocol.versions import PathStep, Position
 
 __all__ = [
@@ -35,8 +35,9 @@ __all__ = [
 class CommitResult(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of a commit.
 
-    position: what is live now. changed: units whose bits differ. pause_seconds: how long readers of the live weights
-    waited. stage_seconds: time spent decoding, reading old bits and checking the digest beside the live weights.
+    position: the live version now. changed: units whose bits differ. pause_seconds: how long readers of the live
+    weights waited. stage_seconds: time spent decoding, reading old bits and checking the digest beside the live
+    weights.
     """
 
     position: Position
@@ -100,10 +101,10 @@ class Engine(Protocol):
         """
 
     def roll_back(self) -> Position | None:
-        """Undoes the last commit exactly, once, and returns what is live now. Raises `EngineError` if it cannot."""
+        """Undoes the last commit exactly, once; returns the live position. Raises `EngineError` if it cannot."""
 
     def scrub(self) -> bool:
-        """Recomputes the digest of everything live. Returns False if a bit is not what was committed."""
+        """Recomputes the digest of everything live. Returns False if a bit is not the committed one."""
 
 
 @runtime_checkable
@@ -132,6 +133,6 @@ class InspectableEngine(Protocol):
         """
 
 
-def rows_after(rows: Sequence[Row]) -> list[TensorSpec]:
+def rows_after(rows: Sequence[TableRow]) -> list[TensorSpec]:
     """Returns the specs that exist after a delta with these rows."""
     return [row.spec for row in rows if row.after]

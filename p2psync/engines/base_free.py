@@ -16,7 +16,7 @@ import numpy as np
 
 from p2psync.delta.algebra import apply_block, reblock
 from p2psync.delta.block import Block
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.compose import BASE_FREE_PROFILES, DeltaReader, check_chain, iter_blocks
 from p2psync.engines.offline.rebuild import check_base_table
@@ -76,7 +76,7 @@ class _ScratchWeights:
         self._directory = directory
         self._copies: dict[TensorSpec, Units] = {}
 
-    def applied(self, delta: DeltaFile, rows: Sequence[Row], *, last: bool) -> Iterator[Block]:
+    def applied(self, delta: DeltaFile, rows: Sequence[TableRow], *, last: bool) -> Iterator[Block]:
         """Yields the blocks of a delta and applies each one afterwards, unless `last`: no later delta needs it."""
 
         def old(index: int) -> Units:

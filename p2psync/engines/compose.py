@@ -25,7 +25,7 @@ import numpy as np
 from p2psync.delta import algebra
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.errors import BaseMismatchError, FormatError, UsageError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest
@@ -75,7 +75,7 @@ def iter_blocks(delta: DeltaReader, base: Callable[[int], Units] | None = None) 
             yield block
 
 
-def normalize(block: Block, row: Row) -> Block:
+def normalize(block: Block, row: TableRow) -> Block:
     """Returns the block as extraction makes it.
 
     Dense if every unit changed, or over half of a block of a tensor that is added or removed; else sparse.
@@ -90,16 +90,16 @@ def normalize(block: Block, row: Row) -> Block:
     return dataclasses.replace(block, positions=where, steps=block.steps[where])
 
 
-def invert_delta(delta: DeltaReader) -> tuple[list[Row], Iterator[Block]]:
+def invert_delta(delta: DeltaReader) -> tuple[list[TableRow], Iterator[Block]]:
     """Returns table and blocks of the inverse of `delta`. Raises `UsageError`; the blocks raise `FormatError`."""
     _check_base_free(delta)
-    rows = [Row(row.spec, row.after, row.before) for row in delta.manifest.rows()]
+    rows = [TableRow(row.spec, row.after, row.before) for row in delta.manifest.rows()]
     return rows, (
         normalize(algebra.invert(block), rows[block.row]) for block in _standard_blocks(delta) if block.changed
     )
 
 
-def compose_chain(chain: Sequence[DeltaReader]) -> tuple[list[Row], Iterator[Block]]:
+def compose_chain(chain: Sequence[DeltaReader]) -> tuple[list[TableRow], Iterator[Block]]:
     """Returns table and blocks of the one delta that equals the chain. At least one delta.
 
     Raises `BaseMismatchError` where a delta does not start where the one before it ends, `UsageError`; the blocks raise
@@ -110,11 +110,11 @@ def compose_chain(chain: Sequence[DeltaReader]) -> tuple[list[Row], Iterator[Blo
     check_chain(chain)
     before = {row.spec for row in chain[0].manifest.rows() if row.before}
     after = {row.spec for row in chain[-1].manifest.rows() if row.after}
-    rows = [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
+    rows = [TableRow(spec, spec in before, spec in after) for spec in sorted(before | after)]
     return rows, _merge(chain, {row.spec: index for index, row in enumerate(rows)}, rows)
 
 
-def _merge(chain: Sequence[DeltaReader], row_of: Mapping[TensorSpec, int], rows: Sequence[Row]) -> Iterator[Block]:
+def _merge(chain: Sequence[DeltaReader], row_of: Mapping[TensorSpec, int], rows: Sequence[TableRow]) -> Iterator[Block]:
     every = sorted({row.spec for delta in chain for row in delta.manifest.rows()})
     numbers = {spec: number for number, spec in enumerate(every)}
     streams = [_numbered(delta, numbers) for delta in chain]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 from p2psync.engines.base import PathStep, Position, rows_after
 from p2psync.engines.checkpoint.layout import check_rows
 from p2psync.errors import BaseMismatchError
@@ -17,7 +17,7 @@ def position_of(manifest: Manifest) -> Position:
     return Position(run=manifest.run, epoch=manifest.epoch, version=manifest.version, digest=manifest.digest)
 
 
-def rows_before(rows: Sequence[Row]) -> list[TensorSpec]:
+def rows_before(rows: Sequence[TableRow]) -> list[TensorSpec]:
     """Returns the specs that exist before a delta with these rows."""
     return [row.spec for row in rows if row.before]
 

@@ -24,7 +24,7 @@ from p2psync.store.records import recover_record, save_record
 
 
 class _RelayRecord(msgspec.Struct, frozen=True):
-    """Where a relay is. manifests: ids (hex) of the path of the last commit."""
+    """The durable position of a relay. manifests: ids (hex) of the path of the last commit."""
 
     position: Position
     manifests: list[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]]
@@ -97,9 +97,7 @@ class RelayEngine:
         return position
 
     def _read(self) -> _RelayRecord | None:
-        record = recover_record(
-            self._file, _RelayRecord, self._damage.append, "what is missing in the store is fetched"
-        )
+        record = recover_record(self._file, _RelayRecord, self._damage.append, "missing versions are fetched")
         if record is None:
             return None
         packs = [self._store.get(bytes.fromhex(id)) for id in record.manifests]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from p2psync.errors import FormatError
-from p2psync.membership.records import HUB_HOST, Claim, NodeInfo, NodeStatistics
+from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, RunClaim
 
 #: Characters of a region's name and of a host (a name or an address in text form).
 MAX_REGION = 64
@@ -27,7 +27,7 @@ _HOST = re.compile(rf"[A-Za-z0-9._:%-]{{0,{MAX_HOST}}}\Z")
 
 
 def is_hex(text: str, digits: int) -> bool:
-    """Whether `text` is exactly `digits` lower-case hex digits."""
+    """Returns whether `text` is exactly `digits` lower-case hex digits."""
     return len(text) == digits and all(c in "0123456789abcdef" for c in text)
 
 
@@ -101,7 +101,7 @@ def check_note(note: str) -> None:
         raise FormatError(f"a note is at most {MAX_NOTE} printable characters")
 
 
-def check_claim(claim: Claim) -> None:
+def check_claim(claim: RunClaim) -> None:
     """Raise `FormatError` unless every field of a claim is well-formed. Does not check the signature."""
     _check_hex("node id", claim.node, 32)
     _check_hex("run", claim.run, 32)

@@ -2,8 +2,8 @@
 
 Within a run claims are ordered by epoch, so a restarted trainer takes its own run back. Another run gets the hub only
 if it is newer and nobody holds the hub, because the claimant's lease has expired; otherwise its trainer must take over
-on purpose (`Claim.take_over`). A hub embedded in a trainer takes no other trainer at all, since it ends together with
-the trainer that it serves.
+on purpose (`RunClaim.take_over`). A hub embedded in a trainer takes no other trainer at all, since it ends together
+with the trainer that it serves.
 
 Each claim is signed over a nonce that this hub issued and that is used once, so an overheard claim is worthless. The
 claimant gets a secret token, and only the newest token may announce.
@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from p2psync.errors import FencedError, LeaseError, TrustError
 from p2psync.membership.checks import check_claim
-from p2psync.membership.records import Claim, claim_bytes
+from p2psync.membership.records import RunClaim, claim_bytes
 from p2psync.membership.runs import run_name, short_run
 
 #: Tokens that are remembered as fenced. An older token is merely unknown, and its owner's next claim is refused.
@@ -79,7 +79,7 @@ class Fence:
             self._nonces.popitem(last=False)
         self._nonces[nonce] = now + self.nonce_ttl
 
-    def claim(self, request: Claim, token: str, now: float, *, held: str = "", host: str = "") -> bool:
+    def claim(self, request: RunClaim, token: str, now: float, *, held: str = "", host: str = "") -> bool:
         """Grants the run to `request` under `token`. Returns whether run or epoch changed. Uses the nonce up either
         way.
 
@@ -117,7 +117,7 @@ class Fence:
         raise LeaseError("this hub knows no such claim, it may have been restarted; claim the run again")
 
     def is_current(self, token: str) -> bool:
-        """Whether `token` is the claimant's. Takes constant time for every wrong token of the same length."""
+        """Returns whether `token` is the claimant's. Takes constant time for every wrong token of the same length."""
         return self.claimant is not None and hmac.compare_digest(
             self.claimant.token.encode(), token.encode("utf-8", "surrogatepass")
         )
@@ -137,7 +137,7 @@ class Fence:
             raise TrustError("this claim's nonce is unknown: used before, expired or never issued; ask for another")
         return False
 
-    def _authenticate(self, request: Claim) -> None:
+    def _authenticate(self, request: RunClaim) -> None:
         key = bytes.fromhex(request.key)
         if key not in self._trusted:
             raise TrustError(
@@ -154,7 +154,7 @@ class Fence:
             self._fenced.popitem(last=False)
 
 
-def _check_order(request: Claim, earlier: Claimant | None, held: str) -> None:
+def _check_order(request: RunClaim, earlier: Claimant | None, held: str) -> None:
     if earlier is None or request.run != earlier.run:
         _check_other_run(request, earlier, held)
     elif request.epoch < earlier.epoch or (request.epoch == earlier.epoch and request.node != earlier.node):
@@ -164,7 +164,7 @@ def _check_order(request: Claim, earlier: Claimant | None, held: str) -> None:
         )
 
 
-def _check_other_run(request: Claim, earlier: Claimant | None, held: str) -> None:
+def _check_other_run(request: RunClaim, earlier: Claimant | None, held: str) -> None:
     """Raises `FencedError` unless the other run may have the hub: on purpose, or because the run here is older and
     over."""
     if request.take_over:
@@ -191,7 +191,7 @@ def _embedded_refusal(holder: Claimant | None) -> str:
     )
 
 
-def _how(request: Claim, earlier: Claimant | None, held: str) -> str:
+def _how(request: RunClaim, earlier: Claimant | None, held: str) -> str:
     if earlier is None:
         return "the first since this hub was started" if not held else "with --take-over"
     if earlier.run == request.run:

@@ -34,11 +34,10 @@ from p2psync.membership.leases import MAX_MEMBERS, EndedLease, HeldLease, LeaseT
 from p2psync.membership.lineage import MAX_MANIFEST_BYTES, MAX_MANIFESTS, Lineage, LineageEntry, lineage_entry
 from p2psync.membership.planning import PlanResult, PlanScheduler, PlanTask
 from p2psync.membership.records import (
-    DEFAULT_TTL,
+    DEFAULT_TTL_SECONDS,
     Announce,
     Announced,
     Challenge,
-    Claim,
     Claimed,
     Join,
     Lease,
@@ -47,6 +46,7 @@ from p2psync.membership.records import (
     MemberAge,
     NodeStatistics,
     Renew,
+    RunClaim,
     Status,
     View,
 )
@@ -80,7 +80,7 @@ class HubConfig:
     """
 
     trusted: frozenset[bytes]
-    ttl: float = DEFAULT_TTL
+    ttl: float = DEFAULT_TTL_SECONDS
     embedded: bool = False
     max_members: int = MAX_MEMBERS
     max_nonces: int = 1024
@@ -240,7 +240,7 @@ class HubCore:
         return ended
 
     def next_expiry(self) -> float | None:
-        """When `expire` is due next (seconds on the clock of `now`), None while there are no members."""
+        """Returns when `expire` is due next (seconds on the clock of `now`), None while there are no members."""
         times = self._leases.next_expiry(), self._suspicion.next()
         return min((time for time in times if time is not None), default=None)
 
@@ -253,7 +253,7 @@ class HubCore:
         """Issues a nonce to the trainer that embeds this hub; it must never leave the process."""
         self._fence.challenge(nonce, now, own=True)
 
-    def claim(self, request: Claim, *, token: str, now: float, seen_host: str = "") -> Claimed:
+    def claim(self, request: RunClaim, *, token: str, now: float, seen_host: str = "") -> Claimed:
         """Gives the run to a trainer under `token`, a fresh secret, and fences the earlier claimant.
 
         seen_host: the address that the request came from. A new run begins a new lineage. Raises `FormatError`,
@@ -275,7 +275,7 @@ class HubCore:
         return Claimed(token=token, epoch=request.epoch)
 
     def holds_claim(self, token: str) -> bool:
-        """Whether `token` is the live claimant's."""
+        """Returns whether `token` is the live claimant's."""
         return self._fence.is_current(token)
 
     def announce(self, request: Announce, *, now: float) -> Announced:
@@ -351,7 +351,7 @@ class HubCore:
         return {held.member.info.node: held.statistics for held in self._leases.held() if held.statistics is not None}
 
     def next_plan(self) -> float:
-        """When `begin_plan` is due next (seconds); inf while none is wanted."""
+        """Returns when `begin_plan` is due next (seconds); inf while none is wanted."""
         return self._planning.due
 
     def begin_plan(self, now: float) -> PlanTask | None:
@@ -410,7 +410,7 @@ class HubCore:
             lineage=self._lineage.announcements(newest, inline_bytes, inline_total),
         )
 
-    def _holder(self, request: Claim, now: float) -> str:
+    def _holder(self, request: RunClaim, now: float) -> str:
         """Returns the holder of this hub, in words; "" if there is none.
 
         The claimant holds it while its lease lasts, unless the claim comes from the same node, whose earlier process
@@ -451,7 +451,7 @@ class HubCore:
         self._planning.members_changed(len(self), now, gone=gone)
 
     def _all_run_head(self, members: Iterable[Member]) -> bool:
-        """Whether all these members run the newest version, so that no chunk is in flight."""
+        """Returns whether all these members run the newest version, so that no chunk is in flight."""
         head, claimant = self._lineage.head, self._fence.claimant
         trainer = claimant and claimant.node
         return head is None or all(

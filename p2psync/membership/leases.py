@@ -13,7 +13,7 @@ import msgspec
 
 from p2psync.errors import HubError, LeaseError, UsageError
 from p2psync.membership.deadlines import Deadlines
-from p2psync.membership.records import DEFAULT_TTL, Member, NodeStatistics
+from p2psync.membership.records import DEFAULT_TTL_SECONDS, Member, NodeStatistics
 
 #: Default bound on the members of one table.
 MAX_MEMBERS = 16384
@@ -54,7 +54,7 @@ class LeaseTable:
     Every operation is O(log n) amortised, except `members` and `held`, which are O(n log n) and O(n).
     """
 
-    def __init__(self, ttl: float = DEFAULT_TTL, max_members: int = MAX_MEMBERS) -> None:
+    def __init__(self, ttl: float = DEFAULT_TTL_SECONDS, max_members: int = MAX_MEMBERS) -> None:
         """`ttl`: seconds. Raises `UsageError` unless both are above 0."""
         if not (0 < ttl < float("inf") and max_members > 0):
             raise UsageError(f"a lease of {ttl} s for {max_members} members: both must be above 0")
@@ -133,7 +133,7 @@ class LeaseTable:
         return held
 
     def is_held(self, lease: str) -> bool:
-        """Whether the table holds this lease; an expired one counts until `expire`."""
+        """Returns whether the table holds this lease; an expired one counts until `expire`."""
         return lease in self._held
 
     def of_node(self, node: str) -> Member | None:
@@ -146,7 +146,7 @@ class LeaseTable:
         return [EndedLease(lease, self._drop(lease).member, "expired") for lease in self._deadlines.pop_due(now)]
 
     def next_expiry(self) -> float | None:
-        """When the next lease ends unless it is renewed (seconds), None if there is none."""
+        """Returns when the next lease ends unless it is renewed (seconds), None if there is none."""
         return self._deadlines.next()
 
     def members(self) -> list[Member]:

@@ -9,7 +9,7 @@ import msgspec
 Role = Literal["trainer", "actor", "relay"]
 
 #: How long a lease lasts unless it is renewed, and how often it is renewed (seconds).
-DEFAULT_TTL = 10.0
+DEFAULT_TTL_SECONDS = 10.0
 RENEWALS_PER_TTL = 3
 
 
@@ -146,7 +146,7 @@ class Challenge(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
+class RunClaim(msgspec.Struct, frozen=True, kw_only=True):
     """A trainer takes a run over at `epoch`: above the hub's, or equal to it from the same node (after a hub restart).
 
     key: raw public key in hex. signature (hex): over `claim_bytes` of this claim, with a nonce of this hub. take_over:
@@ -212,7 +212,7 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
 class View(msgspec.Struct, frozen=True, kw_only=True):
     """The view that the hub gives every node, at one revision.
 
-    instance: differs after each start of the hub, so that clients notice that revisions begin anew. run: "" until a
+    instance: differs after each start of the hub, so that clients notice that revisions begin again. run: "" until a
     trainer has claimed one. claim: who holds the run and how it got it, one line for people; "" before the first claim.
     head: the newest announced version of the highest announced epoch, None before the first. plan: revision of the plan
     in use, 0: none; it rises with each plan of this instance. members: sorted by node; a change of their versions does
@@ -236,7 +236,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberAge(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a node has held its lease, and how long ago the hub last heard from it (seconds).
+    """The seconds for which a node has held its lease, and those since the hub last heard from it.
 
     up, down: see `NodeStatistics`. waits: why the node does not run the version that the hub offers, or how far its
     fetch is, in its own words; "" if it does, or is about to.
@@ -270,7 +270,7 @@ class ErrorReply(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-def claim_bytes(claim: Claim) -> bytes:
+def claim_bytes(claim: RunClaim) -> bytes:
     """Returns the bytes that a claim's signature covers: a context, then every field but the signature, in order.
 
     `take_over` is covered only when it is set.

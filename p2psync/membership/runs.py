@@ -100,7 +100,7 @@ def why_not(follow: str, *, live: tuple[str, int], offered: tuple[str, int]) -> 
 
 
 def is_newer(run: str, than: str) -> bool:
-    """Whether a run is newer than another one, whose id starts with `than`."""
+    """Returns whether a run is newer than another one, whose id starts with `than`."""
     return run[: len(than)] > than
 
 

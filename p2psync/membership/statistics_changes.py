@@ -14,7 +14,7 @@ CHANGE_MIN_MBITS = 0.1
 def changed_substantially(
     before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None
 ) -> bool:
-    """Whether a capacity or path changed by more than a fifth, or a path failed, recovered, or got its first RTT.
+    """Returns whether a capacity or path changed by over a fifth, or a path failed, recovered or got its first RTT.
 
     A path that is missing from `after` is no change: a node reports a bounded number of paths. before: None: nothing
     was reported yet. planned: peers in this node's part of the plan; the failure of a path to any other peer changes
@@ -31,7 +31,9 @@ def changed_substantially(
 
 
 def has_degraded(before: NodeStatistics | None, after: NodeStatistics, planned: Collection[str] | None = None) -> bool:
-    """Whether some path newly failed, or newly carries far less than it did. planned: see `changed_substantially`."""
+    """Returns whether some path newly failed, or newly carries far less than it did.
+
+    planned: see `changed_substantially`."""
     known = {} if before is None else {path.peer: path for path in before.paths}
     for path in after.paths:
         last = known.get(path.peer) or PathStatistics(path.peer, failed=_fails_unplanned(path, planned))
@@ -41,7 +43,7 @@ def has_degraded(before: NodeStatistics | None, after: NodeStatistics, planned: 
 
 
 def _fails_unplanned(path: PathStatistics, planned: Collection[str] | None) -> bool:
-    """Whether this path failed and the plan does not use it."""
+    """Returns whether this path failed and the plan does not use it."""
     return path.failed and planned is not None and path.peer not in planned
 
 

@@ -24,7 +24,7 @@ class SuspicionTable:
         self._missing: set[str] = set()
 
     def __contains__(self, lease: str) -> bool:
-        """Whether the holder of this lease is missing."""
+        """Returns whether the holder of this lease is missing."""
         return lease in self._missing
 
     def suspect(self, lease: str, now: float) -> None:
@@ -45,7 +45,7 @@ class SuspicionTable:
             self.refute(lease)
 
     def next(self) -> float | None:
-        """When the next suspected member becomes missing (seconds), None if nobody is suspected."""
+        """Returns when the next suspected member becomes missing (seconds), None if nobody is suspected."""
         return self._until.next()
 
     def sweep(self, now: float) -> bool:

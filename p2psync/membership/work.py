@@ -23,7 +23,7 @@ MAX_GRANT_BYTES = 8 << 20
 MAX_GRANT_ITEMS = 256
 MAX_ITEM_ID = 128
 #: Longest wait of a request for work, with or without work at its end (seconds).
-MAX_WORK_WAIT = 20.0
+MAX_WORK_WAIT_SECONDS = 20.0
 #: The header that carries `ResultHead`, and its greatest length: a character of an id may take six bytes.
 RESULT_HEADER = "P2PSync-Result"
 MAX_RESULT_HEAD = 2048

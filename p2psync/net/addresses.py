@@ -96,7 +96,7 @@ def further_hosts(seen: str, own: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_announceable(host: str) -> bool:
-    """Whether a host in text form can mean the same machine to others: not a loopback, link-local or zoned address."""
+    """Returns whether a host in text form means the same machine to others: not loopback, link-local or zoned."""
     found = address_of(host)
     if found is None:
         return True
@@ -104,7 +104,7 @@ def is_announceable(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host always reaches the machine that dials it."""
+    """Returns whether a host always reaches the machine that dials it."""
     found = address_of(host)
     return host == "localhost" if found is None else found.is_loopback
 

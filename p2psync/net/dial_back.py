@@ -34,7 +34,7 @@ class DialBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DialedBack(msgspec.Struct, frozen=True, kw_only=True):
-    """How that went. host: the address that was dialled."""
+    """The outcome of dialling a node back. host: the address that was dialled."""
 
     host: str
     outcome: Outcome

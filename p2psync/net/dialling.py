@@ -21,13 +21,13 @@ ATTEMPT_DELAY_SECONDS = 0.25
 #: Most addresses of one host that are tried, so that a name with hundreds of addresses cannot exhaust sockets.
 MAX_ATTEMPTS = 8
 
-Address = tuple[socket.AddressFamily, tuple[object, ...]]
+SocketAddress = tuple[socket.AddressFamily, tuple[object, ...]]
 T = TypeVar("T")
 
 
-def interleave(addresses: Iterable[Address]) -> list[Address]:
+def interleave(addresses: Iterable[SocketAddress]) -> list[SocketAddress]:
     """Returns the distinct addresses with the families alternating, starting with the first address's family."""
-    by_family: dict[socket.AddressFamily, list[Address]] = {}
+    by_family: dict[socket.AddressFamily, list[SocketAddress]] = {}
     for address in dict.fromkeys(addresses):
         by_family.setdefault(address[0], []).append(address)
     rounds = itertools.zip_longest(*by_family.values())
@@ -72,7 +72,7 @@ async def dial(hosts: Sequence[str], port: int, protocol: asyncio.BufferedProtoc
     loop = asyncio.get_running_loop()
     addresses = interleave(await _resolve(hosts, port))
 
-    async def connect(address: Address) -> socket.socket:
+    async def connect(address: SocketAddress) -> socket.socket:
         sock = socket.socket(address[0], socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
@@ -92,7 +92,9 @@ async def dial(hosts: Sequence[str], port: int, protocol: asyncio.BufferedProtoc
 
 
 async def first_to_connect(
-    attempts: Attempts[Address], connect: Callable[[Address], Awaitable[socket.socket]], clock: Callable[[], float]
+    attempts: Attempts[SocketAddress],
+    connect: Callable[[SocketAddress], Awaitable[socket.socket]],
+    clock: Callable[[], float],
 ) -> socket.socket:
     """Returns the first socket that connects, and cancels the other attempts. Raises the last `OSError` if all fail."""
     running: set[asyncio.Future[socket.socket]] = set()
@@ -129,14 +131,14 @@ async def _cancel(attempts: set[asyncio.Future[socket.socket]]) -> None:
             found.close()
 
 
-async def _resolve(hosts: Sequence[str], port: int) -> list[Address]:
+async def _resolve(hosts: Sequence[str], port: int) -> list[SocketAddress]:
     """Returns the addresses of all hosts, in the order of the hosts. Raises the last host's error if no host has an
     address."""
     loop = asyncio.get_running_loop()
     answers = await asyncio.gather(
         *(loop.getaddrinfo(host, port, type=socket.SOCK_STREAM) for host in hosts), return_exceptions=True
     )
-    found: list[Address] = []
+    found: list[SocketAddress] = []
     error: BaseException = OSError("the node has no host")
     for answer in answers:
         if isinstance(answer, BaseException):

@@ -11,7 +11,7 @@ from typing import TypeVar
 from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
 from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
-from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, Fetch
+from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
@@ -52,20 +52,20 @@ class EngineDriver:
         self._puts: list[tuple[Stage, Put]] = []
         self._putting = False
         self._loop = asyncio.get_running_loop()
-        self._fetch: Fetch | None = None
+        self._fetch: RunningFetch | None = None
         #: How far the fetch under way is, in one line for people; "" without one that lasts.
         self._progress = ""
         follower = core.follower
         core.membership.why_waiting = lambda: follower.waits or self._progress
 
     async def tell_progress(self) -> None:
-        """Tell every few seconds how far the fetch under way is; never returns."""
+        """Reports the progress of the running fetch every few seconds; never returns."""
         while True:
             await asyncio.sleep(TELL_EVERY_SECONDS)
             self.look_at_fetch(_now())
 
     def look_at_fetch(self, now: float) -> None:
-        """Tell how far the fetch under way is, if it lasts already."""
+        """Reports the progress of the running fetch, if it lasts already."""
         fetch, self._progress = self._fetch, ""
         if fetch is None or fetch.path is not self._path or now - fetch.began < TELL_EVERY_SECONDS:
             return
@@ -148,7 +148,7 @@ class EngineDriver:
             missing += sum(step.manifest.sizes[i] for i in set(chunks) - set(held[-1]))
         last = action.path[-1].manifest
         self._emit(Fetching(last.version, len(action.path), action.path[0].manifest.base is None, missing))
-        self._fetch = Fetch(action.path, wanted, _now(), self._payload, self._payload - missing)
+        self._fetch = RunningFetch(action.path, wanted, _now(), self._payload, self._payload - missing)
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: Put) -> None:
@@ -238,16 +238,16 @@ class EngineDriver:
         )
 
     async def inspect(self) -> None:
-        """Look for damage to the live version, and have the core go on from the version that is live then."""
+        """Looks for damage to the live version; the core goes on from the version that is live then."""
         for line in await self.in_worker(self._inspect):
             self._emit(Trouble(line))
         position = self.engine.position
-        # During a commit the core takes what is live from its outcome.
+        # During a commit the core takes the live position from its outcome.
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
-            self._core.doubted("what was live is damaged", position, _now())
+            self._core.doubted("the live version is damaged", position, _now())
 
     async def _vouched(self, doubtful: bool) -> Position | None:
-        """Returns the live version; one in doubt only if its bits are still those that were committed."""
+        """Returns the live version; a doubtful one only if its bits are still the committed ones."""
 
         def look() -> tuple[list[str], Position | None]:
             sound = not doubtful or self.engine.position is None or self.engine.scrub()

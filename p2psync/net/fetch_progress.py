@@ -1,4 +1,4 @@
-"""How far the fetch of a version is: for the log, the status and whoever waits."""
+"""The progress of fetching a version, for the log, the status, and callers that wait."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ TELL_EVERY_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Fetch:
-    """One way to a version that is under way.
+class RunningFetch:
+    """A path to a version whose chunks are being fetched.
 
-    wanted: chunks of each step that the way needs. began: by the clock of `progress`. first_bytes: of these chunks,
-    what was held when it began.
+    wanted: the chunks of each step that the path needs. began: by the clock of `progress`. first_bytes: bytes of these
+    chunks that the store held then.
     """
 
     path: Sequence[PathStep]
@@ -29,7 +29,7 @@ class Fetch:
     first_bytes: int
 
     def progress(self, store: Store, now: float) -> FetchProgress:
-        """How far it is. now: seconds."""
+        """Returns the progress of this fetch. now: seconds."""
         held = held_bytes(store, self.path, self.wanted)
         elapsed = now - self.began
         rate = (held - self.first_bytes) / elapsed if elapsed > 0 else 0.0

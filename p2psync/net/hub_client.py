@@ -21,7 +21,6 @@ from p2psync.membership.records import (
     Announce,
     Announced,
     Challenge,
-    Claim,
     Claimed,
     Join,
     Lease,
@@ -29,6 +28,7 @@ from p2psync.membership.records import (
     NodeInfo,
     NodeStatistics,
     Renew,
+    RunClaim,
     Status,
     View,
     claim_bytes,
@@ -173,12 +173,12 @@ class HubClient:
     ) -> Claimed:
         """Takes the run over at `epoch`, signing with `key`.
 
-        take_over: see `Claim`. nonce: of this process's own hub (`HubService.own_nonce`); "": request one. Raises
+        take_over: see `RunClaim`. nonce: of this process's own hub (`HubService.own_nonce`); "": request one. Raises
         `TrustError` when the hub does not trust the key, `FencedError` when another claim outranks this one.
         """
         nonce = nonce or (await self.challenge()).nonce
         public = key.public_key().public_bytes_raw().hex()
-        claim = Claim(node=node, run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
+        claim = RunClaim(node=node, run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
         claim = msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
         return await self.post("/v1/claim", claim, Claimed)
 

@@ -11,7 +11,7 @@ from p2psync.membership.records import NodeInfo
 
 logger = logging.getLogger("p2psync.hub")
 
-#: The same refusal of the same host is logged again after so long (seconds): whoever tries a wrong token tries it
+#: The same refusal of the same host is logged again after so long (seconds): a host with a wrong token tries it
 #: again every few seconds.
 LOG_AGAIN_SECONDS = 60.0
 #: Refusals that are remembered for that. More hosts than this at a time are an attack, and are logged in part.

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from msgspec import structs
 
 from p2psync.errors import FormatError, P2PSyncError
-from p2psync.membership.records import HUB_HOST, Announce, Claim, Join, Leave
+from p2psync.membership.records import HUB_HOST, Announce, Join, Leave, RunClaim
 from p2psync.membership.renewal import parse_renewal
 from p2psync.net import tcp
 from p2psync.net.addresses import address_of, further_hosts
@@ -136,7 +136,7 @@ class _Routes:
         return reply_json(self._hub.core.challenge(nonce=self._hub.secret(), now=self._hub.now()))
 
     async def claim(self, request: web.Request) -> web.Response:
-        asked = await read_json(request, Claim)
+        asked = await read_json(request, RunClaim)
         hub, seen = self._hub, (request.remote or "").removeprefix("::ffff:")
         before = hub.core.claimant
         claimed = hub.core.claim(asked, token=hub.secret(), now=hub.now(), seen_host=seen)

@@ -1,4 +1,4 @@
-"""Caches the hub's encoded view, so that readers who get the same bytes share one encoding."""
+"""Caches the hub's encoded view, so that readers of the same bytes share one encoding."""
 
 from __future__ import annotations
 

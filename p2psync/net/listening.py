@@ -158,7 +158,7 @@ def local_host(host: str) -> str:
 
 
 def _has(host: str, family: socket.AddressFamily) -> bool:
-    """Whether this machine has an address."""
+    """Returns whether this machine has an address."""
     with suppress(OSError), closing(socket.socket(family, socket.SOCK_STREAM)) as trial:
         trial.bind((host, 0))
         return True
@@ -188,7 +188,7 @@ def _of_interfaces(family: socket.AddressFamily) -> list[str]:
 
 
 def _of_interfaces_v6() -> list[str]:
-    """As `_of_interfaces`; each line of the kernel's table begins with an address as 32 hex digits."""
+    """See `_of_interfaces`; each line of the kernel's table begins with an address as 32 hex digits."""
     with suppress(OSError):
         lines = Path("/proc/thread-self/net/if_inet6").read_text().splitlines()
         return [str(address_of(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(line[:32])))) for line in lines]

@@ -60,14 +60,14 @@ from p2psync.swarm.transfer import Bits
 from p2psync.warmup import Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).
-VIEW_WAIT = 20.0
+VIEW_WAIT_SECONDS = 20.0
 #: Manifests up to this size (bytes) are read on the loop: a thousand chunks of a model of hundreds of tensors.
 SMALL_MANIFEST = 40 << 10
 #: The same trouble is told again after so long (seconds).
 REPEAT_DIAGNOSTIC_SECONDS = 60.0
 #: A chunk is hashed again before it is sent if that was last done so long ago (seconds): rot is rare, and hashing takes
 #: some milliseconds a chunk.
-DOUBT_EVERY = 300.0
+RECHECK_SECONDS = 300.0
 
 
 class NodeRunner:
@@ -157,13 +157,13 @@ class NodeRunner:
             self._warmed = self._spawn(self._warm())
         if self.driver is not None:
             self._spawn(self.driver.tell_progress())
-        self._spawn(self._doubt_now_and_then())
+        self._spawn(self._recheck_packs())
         for pack in self.store.packs():
             self._know(pack)
         self._kick()
 
     async def until_broken(self) -> None:
-        """Never returns; raises what this node cannot go on after."""
+        """Never returns; raises an error after which this node cannot go on."""
         await asyncio.shield(self._broken)
 
     async def unless_broken(self, coroutine: Coroutine[object, object, None]) -> None:
@@ -202,10 +202,10 @@ class NodeRunner:
         if self._warmed is not None:
             await asyncio.wait({self._warmed})
 
-    async def _doubt_now_and_then(self) -> None:
-        """What was hashed long ago is hashed again before it is sent."""
+    async def _recheck_packs(self) -> None:
+        """Has every pack hash its chunks again before it sends them; repeats that after each `RECHECK_SECONDS`."""
         while True:
-            await asyncio.sleep(DOUBT_EVERY)
+            await asyncio.sleep(RECHECK_SECONDS)
             for pack in self.store.packs():
                 pack.recheck()
 
@@ -249,15 +249,16 @@ class NodeRunner:
         self.core.membership.running(position.version, digest, now, position.run, position.epoch)
         self._kick()
 
-    def doubt(self, message: str, position: Position | None) -> None:
-        """What was live turned out to be other bits than were committed, and `position` is live instead: have the
-        engine brought on from there."""
+    def mark_corrupt(self, message: str, position: Position | None) -> None:
+        """Reports that the live bits are not those that were committed.
+
+        position: the version that is live instead, None: none. The follower syncs the engine from there."""
         self.trouble(message)
         self.core.doubted(message, position, self._loop.time())
         self._kick()
 
-    def run_beside(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Run something as long as this node; what it raises ends the node."""
+    def start_task(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Runs a coroutine until this node stops. An exception of it ends the node."""
         self._spawn(coroutine)
 
     @property
@@ -273,9 +274,9 @@ class NodeRunner:
         self._kick_swarm()
 
     def _kick_swarm(self) -> None:
-        """The same, where only chunks or words on them came: the rest of the core is looked at when its time has come.
+        """Drains the actions of the swarm alone; the rest of the core is polled when due.
 
-        Else that would cost more than all that is done for a chunk.
+        It follows chunks and messages on them: polling all of the core would cost more than handling a chunk.
         """
         if not self._draining and not self._stopped:
             self._draining = True
@@ -392,11 +393,11 @@ class NodeRunner:
             self._broken.set_exception(error)
 
     def trouble(self, message: str, about: str = "") -> None:
-        """Tell of a trouble, but not of the same one all the time. about: names it where its message varies."""
+        """Emits a `Trouble`, but not the same one all the time. about: identifies it if its message varies."""
         self._emit_once(Trouble(message), about)
 
     def _emit_once(self, event: Event, about: str = "") -> None:
-        """Tell of it unless the same was told just now."""
+        """Emits an event unless the same one was emitted just now."""
         now, name = self._loop.time(), about or event.line()
         self._troubles = {told: at for told, at in self._troubles.items() if now - at < REPEAT_DIAGNOSTIC_SECONDS}
         if name not in self._troubles:
@@ -465,7 +466,7 @@ class NodeRunner:
         try:
             pack = self.store.get(action.id)
             if pack is not None:
-                pack.recheck()  # what lies beside it may have rotted with it
+                pack.recheck()  # its other chunks may have rotted with it
             good = pack is None or pack.view(action.index) is not None
         except P2PSyncError as error:
             self.trouble(str(error))
@@ -474,7 +475,7 @@ class NodeRunner:
             self._lost(action.id, action.index)
 
     def _lost(self, id: bytes, index: int) -> None:
-        self.trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it anew")
+        self.trouble(f"chunk {index} of {id.hex()[:12]} is damaged or gone here; fetching it again")
         self.core.swarm.lost(id, index, self._loop.time())
         self._on_lost(id)
         self._kick()
@@ -574,9 +575,11 @@ class NodeRunner:
                 self.core.planned(plan, self._loop.time())
                 self.measuring.planned(plan)
             else:
-                news = await self._hub.view(call.instance, call.revision, VIEW_WAIT, call.lease, changes=not call.whole)
-                same = (news.instance, news.revision) == (call.instance, call.revision)
-                view = self.core.viewed(None if same else news, self._loop.time())
+                answer = await self._hub.view(
+                    call.instance, call.revision, VIEW_WAIT_SECONDS, call.lease, changes=not call.whole
+                )
+                same = (answer.instance, answer.revision) == (call.instance, call.revision)
+                view = self.core.viewed(None if same else answer, self._loop.time())
                 if view is not None:
                     self.measuring.members(member.info for member in view.members)
                     self._on_view(view)
@@ -610,7 +613,7 @@ class NodeRunner:
             follower.manifest(action.id, manifest, self._loop.time())
         except P2PSyncError as error:
             if isinstance(error, TrustError) and follower.position is None and not self._signed:
-                self._break(error)  # nothing here was ever signed by whom we trust: a wrong key, or a wrong hub
+                self._break(error)  # no manifest was ever signed by a trusted key: a wrong key, or a wrong hub
                 return
             self.trouble(str(error))
             follower.no_manifest(action.id, str(error), self._loop.time())

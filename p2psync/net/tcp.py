@@ -171,7 +171,7 @@ def choose_congestion(wish: str) -> Congestion:
 
 
 def offers(name: str) -> bool:
-    """Whether this user may have this congestion control."""
+    """Returns whether this user may have this congestion control."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
         return set_congestion(trial, name)
 
@@ -209,7 +209,7 @@ def tune(sock: Any, congestion: Congestion) -> None:
 
 
 def is_away_from_window(data: bytes) -> bool:
-    """Whether a connection has a window to come back to that it does not use just now, by the kernel's tcp_info.
+    """Returns whether a connection runs below its window just now and will return to it, by the kernel's tcp_info.
 
     A congestion control that is set just then takes what it finds for the window, and knows of none to come back to: on
     a path of 150 ms it is a second before it has its rate again. BBR stops for a fifth of a second, with a window of
@@ -228,7 +228,7 @@ def is_away_from_window(data: bytes) -> bool:
 
 
 def may_begin_anew(sock: Any) -> bool:
-    """Whether nothing speaks against `begin_anew` just now: see `is_away_from_window`."""
+    """Returns whether nothing speaks against `begin_anew` just now: see `is_away_from_window`."""
     if _TCP_INFO is None:
         return True
     try:
@@ -238,7 +238,7 @@ def may_begin_anew(sock: Any) -> bool:
 
 
 def begin_anew(sock: Any) -> bool:
-    """Have BBR forget what it knows of a path and look for its rate as on a new connection; False without BBR."""
+    """Makes BBR forget its model of a path and start as on a new connection. Returns False without BBR."""
     # It begins where it comes after another one; reno is in every kernel, and takes over the window as it is.
     if congestion_of(sock) != PREFERRED[0] or not set_congestion(sock, "reno"):
         return False
@@ -246,7 +246,7 @@ def begin_anew(sock: Any) -> bool:
 
 
 def handle(sock: Any) -> socket.socket | None:
-    """A socket for the same connection, to be closed by the caller: a transport's own is made anew for each call, which
+    """A socket for the same connection, to be closed by the caller: a transport creates its own for each call, which
     takes longer than the call. None if this process may open no more."""
     try:
         return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
@@ -266,25 +266,25 @@ def keep_awake(sock: Any | None) -> None:
 
 
 def notsent_for(rate: float) -> int:
-    """What may wait in the kernel at so many bytes a second: a power of two, so that it seldom changes."""
+    """Returns the limit of unsent bytes in the kernel at `rate` bytes/s: a power of two, so it seldom changes."""
     return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
 
 
 def set_notsent(sock: Any, nbytes: int) -> None:
-    """How much may wait in the kernel before the socket is full."""
+    """Sets how many unsent bytes the kernel holds before the socket counts as full (TCP_NOTSENT_LOWAT)."""
     if _TCP_NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, nbytes)
 
 
 def set_least(sock: Any, nbytes: int) -> None:
-    """How many bytes there must be before the socket can be read; what is less can be once the peer is done."""
+    """Sets how many bytes must have come before the socket is readable (SO_RCVLOWAT); fewer are readable at its end."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
 def set_most(sock: Any, rate: float) -> None:
-    """Have a socket send at most so many bytes a second; 0: no limit. Where the kernel cannot, nothing happens."""
+    """Makes a socket send at most `rate` bytes a second; 0: no limit. Does nothing where the kernel cannot."""
     if _TCP_INFO is not None:
         with suppress(OSError):
             most = min(_NO_LIMIT, max(_LEAST_LIMIT, int(rate))) if rate else _NO_LIMIT
@@ -292,7 +292,7 @@ def set_most(sock: Any, rate: float) -> None:
 
 
 def most(sock: Any) -> int:
-    """What `set_most` has set, in bytes a second; 0: no limit, or it is not known."""
+    """Returns the limit that `set_most` has set, in bytes a second; 0: no limit, or it is not known."""
     if _TCP_INFO is None:
         return 0
     try:

@@ -132,7 +132,7 @@ class Fetching(Event, frozen=True):
 
 
 class FetchProgress(Event, frozen=True):
-    """How far the fetch of a version is; told every few seconds while it lasts.
+    """The progress of fetching a version; emitted every few seconds while it lasts.
 
     held_bytes, total_bytes: of the chunks that the way to it needs. bytes_per_second: since the fetch began.
     seconds_left: at that rate; None while nothing comes.
@@ -278,7 +278,7 @@ class ProfileChosen(Event, frozen=True):
 class ActorsOnNewerRun(Warned, frozen=True):
     """Some actors run a newer run than this trainer's, or a later epoch of it, and reject its versions.
 
-    actors: how many. run, epoch: theirs. own, own_epoch: the trainer's.
+    actors: their number. run, epoch: theirs. own, own_epoch: the trainer's.
     """
 
     actors: int
@@ -320,7 +320,7 @@ class FewTensorsShared(Warned, frozen=True):
         few = f"{self.shared} of its {self.tensors} tensors" if self.shared else f"none of its {self.tensors} tensors"
         return (
             f"version {self.version} shares {few} with version {self.base}: every actor fetches {fetched:.1f} of"
-            f" {self.total_bytes / 1e6:.1f} MB anew; is --store the one of this model? An empty one begins a new run"
+            f" {self.total_bytes / 1e6:.1f} MB again; is --store the one of this model? An empty one begins a new run"
         )
 
 

@@ -28,7 +28,7 @@ class TextFormatter(logging.Formatter):
 
 
 class TerminalFormatter(logging.Formatter):
-    """`12:00:00  published version 3 …`, with warnings in colour: for people who look on."""
+    """`12:00:00  published version 3 …`, with warnings in colour, for terminals."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The record as a line."""

@@ -41,7 +41,7 @@ def newest_reachable(lineage: Iterable[Announcement], start: VersionKey | None) 
 
 
 def is_squash(announcement: Announcement) -> bool:
-    """Whether a delta covers more than one version step."""
+    """Returns whether a delta covers more than one version step."""
     return announcement.base is not None and announcement.version - announcement.base > 1
 
 

@@ -22,7 +22,7 @@ from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2psync.delta.tensors import DIGEST_BYTES, Kind, Row
+from p2psync.delta.tensors import DIGEST_BYTES, TableRow, TensorKind
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
 
@@ -40,7 +40,7 @@ _SIGN_CONTEXT = b"p2psync manifest v1\0"
 #: The exceptions that decoding untrusted msgpack raises; invalid UTF-8 and unbounded nesting have their own.
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _Numbers = Annotated[list[int], msgspec.Meta(max_length=MAX_CHUNKS)]
-_Table = Annotated[tuple[Row, ...], msgspec.Meta(max_length=MAX_ROWS)]
+_Table = Annotated[tuple[TableRow, ...], msgspec.Meta(max_length=MAX_ROWS)]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +48,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     run: 32 hex digits, rising with time (see `membership.records.new_run`). epoch: the fencing number. digest and
     base_digest: 16 bytes, little-endian sums mod 2^128 over all weights after and before. block_units: units per
-    block. table: zstd of msgpack of `list[Row]`. sizes: bytes of each chunk. hashes: 32 bytes of BLAKE3 for each chunk.
-    first_rows: for each chunk the table row of its first block; rising. changed, total: units that differ, units in
-    all. created: Unix seconds at the trainer, for people only.
+    block. table: zstd of msgpack of `list[TableRow]`. sizes: bytes of each chunk. hashes: 32 bytes of BLAKE3 for each
+    chunk. first_rows: for each chunk the table row of its first block; rising. changed, total: units that differ, units
+    in all. created: Unix seconds at the trainer, for people only.
     """
 
     format: int = FORMAT
@@ -95,12 +95,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         end = len(self.rows()) if last is None else last + 1
         return range(self.first_rows[index], end)
 
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[TableRow, ...]:
         """The table, unpacked. Raises `FormatError` if it is broken."""
         return unpack_table(self.table)
 
     def verify_chunk(self, index: int, data: bytes | bytearray | memoryview) -> bool:
-        """Whether `data` is chunk `index`, by size and BLAKE3."""
+        """Returns whether `data` is chunk `index`, by size and BLAKE3."""
         return len(data) == self.sizes[index] and blake3(data).digest() == self.chunk_hash(index)
 
 
@@ -121,13 +121,13 @@ class SignedManifest(msgspec.Struct, frozen=True, array_like=True):
         return encode_msgpack(self)
 
 
-def pack_table(rows: list[Row]) -> bytes:
+def pack_table(rows: list[TableRow]) -> bytes:
     """Compress a table for `Manifest.table`."""
     return zstandard.ZstdCompressor(level=6).compress(msgspec.msgpack.encode(rows))
 
 
 @functools.lru_cache(maxsize=16)
-def unpack_table(table: bytes) -> tuple[Row, ...]:
+def unpack_table(table: bytes) -> tuple[TableRow, ...]:
     """Unpack and check `Manifest.table`: rows strictly rising, every spec countable, digests whole.
 
     Raises `FormatError`, whose message is one line whatever the tensor names are.
@@ -146,9 +146,9 @@ def unpack_table(table: bytes) -> tuple[Row, ...]:
     return rows
 
 
-def _check_row(row: Row) -> None:
+def _check_row(row: TableRow) -> None:
     spec = row.spec
-    if not Kind.HEADER <= spec.kind <= Kind.TENSOR:
+    if not TensorKind.HEADER <= spec.kind <= TensorKind.TENSOR:
         raise FormatError(f"the manifest's table has a tensor of unknown kind {spec.kind}: {_name(row)}")
     if any(size < 0 for size in spec.shape):
         raise FormatError(f"the manifest's table has a tensor of negative size: {_name(row)}")
@@ -160,7 +160,7 @@ def _check_row(row: Row) -> None:
         raise FormatError(f"the manifest's table has a digest of {len(row.digest)} bytes: {_name(row)}")
 
 
-def _name(row: Row) -> str:
+def _name(row: TableRow) -> str:
     """A tensor's name for an error message: ASCII on one line, cut to 200 characters."""
     return ascii(row.spec.name[:200])
 

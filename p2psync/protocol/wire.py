@@ -84,7 +84,7 @@ def _float_fields(kind: type[msgspec.Struct]) -> tuple[str, ...]:
 
 
 def _holds_float(info: _Inspected, seen: frozenset[type]) -> bool:
-    """Whether a type can hold a float. seen: structs whose fields are being inspected."""
+    """Returns whether a type can hold a float. seen: structs whose fields are being inspected."""
     if isinstance(info, _FLOAT_TYPES):
         return True
     if isinstance(info, msgspec.inspect.StructType):

@@ -11,7 +11,7 @@ from p2psync.protocol.messages import Chunk
 from p2psync.protocol.versions import Position
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
-from p2psync.sim.weights import ModelHistory, VersionName
+from p2psync.sim.weights import ModelVersions, VersionName
 from p2psync.swarm.actions import Ban
 
 #: A process may receive this multiple of the bytes that it needed, plus this many: cancelled chunks in flight and
@@ -35,7 +35,7 @@ class InvariantChecker:
     """Observes all nodes and checks the invariants. liars: names of the lying nodes; any treatment of them is
     allowed."""
 
-    bits: ModelHistory
+    bits: ModelVersions
     liars: set[str] = field(default_factory=set)
     #: Honest nodes whose chunks rotted unnoticed: peers may ban them for a moment, until they notice.
     rotten: set[str] = field(default_factory=set)
@@ -125,7 +125,7 @@ class InvariantChecker:
     # ---- at the end ------------------------------------------------------------------------------------------------
 
     def has_converged(self, nodes: list[SimNode], head: Position | None) -> bool:
-        """Whether every live, honest actor runs the newest version of the newest epoch."""
+        """Returns whether every live, honest actor runs the newest version of the newest epoch."""
         return all(
             node.engine is not None and node.engine.position == head
             for node in nodes

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from blake3 import blake3
 
-_Event = tuple[float, int, Callable[..., None], tuple[object, ...]]
+_ScheduledCall = tuple[float, int, Callable[..., None], tuple[object, ...]]
 #: Slots per second. Events of later slots are unsorted, so that the heap holds one slot only and an event's cost does
 #: not depend on their number.
 _SLOTS = 1000
@@ -27,8 +27,8 @@ class VirtualClock:
         self.events = 0
         self.rng = random.Random(seed)
         #: The current slot's events, a heap; each later slot's events, a list; and a heap of these slots.
-        self._queue: list[_Event] = []
-        self._later: dict[int, list[_Event]] = {}
+        self._queue: list[_ScheduledCall] = []
+        self._later: dict[int, list[_ScheduledCall]] = {}
         self._slots: list[int] = []
         self._slot = -1
         self._order = 0

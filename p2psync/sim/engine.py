@@ -13,13 +13,13 @@ from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.base import ChunkBytes, CommitResult
 from p2psync.errors import BaseMismatchError, DigestMismatchError, EngineError
 from p2psync.protocol.versions import PathStep, Position
-from p2psync.sim.weights import ModelHistory, digest_of
+from p2psync.sim.weights import ModelVersions, digest_of
 
 
 class MemoryEngine:
     """Holds the bits of one version. They outlive the node's process; an open stage does not."""
 
-    def __init__(self, bits: ModelHistory, live: tuple[Units, ...] | None = None) -> None:
+    def __init__(self, bits: ModelVersions, live: tuple[Units, ...] | None = None) -> None:
         """live: local weights whose version is unknown."""
         self.bits = bits
         self.live = live
@@ -62,7 +62,7 @@ class MemoryEngine:
         self.live, self._position = units, position
 
     def scrub(self) -> bool:
-        """Whether the live bits have the digest of the live version."""
+        """Returns whether the live bits have the digest of the live version."""
         live = self._position
         return live is not None and self.live is not None and digest_of(self.bits.specs, self.live) == live.digest
 

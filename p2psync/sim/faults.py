@@ -70,7 +70,7 @@ def lose_hub_calls(sim: Simulation, seconds: float) -> None:
 
 
 def cut_off_hub(sim: Simulation, seconds: float) -> None:
-    """Some nodes cannot reach the hub, but can reach their peers."""
+    """Cuts some nodes off from the hub, but not from their peers."""
     names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
     sim.hub.cut_off.update(names)
     _later(sim, seconds, sim.hub.cut_off.difference_update, names)
@@ -130,7 +130,7 @@ def claim_in_vain(sim: Simulation, seconds: float) -> None:
 
 
 def partition(sim: Simulation, seconds: float) -> None:
-    """Some nodes are cut off from all others, and in half of the cases from the hub too."""
+    """Cuts some nodes off from all others, and in half of the cases from the hub too."""
     names = [node.info.node for node in sim.nodes if sim.rng.random() < 0.4]
     sim.network.partition(names, seconds)
     if sim.rng.random() < 0.5:
@@ -147,7 +147,7 @@ def cut_connections(sim: Simulation, seconds: float) -> None:
 
 
 def shut_one_way(sim: Simulation, seconds: float) -> None:
-    """Some nodes cannot dial some others, though these can dial them."""
+    """Prevents some nodes from dialling some others, though these can dial them."""
     for node in sim.nodes:
         others = [n.info.node for n in sim.nodes if n is not node and sim.rng.random() < 0.3]
         node.host.shut.update(others)

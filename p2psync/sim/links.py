@@ -86,7 +86,7 @@ class PeerLinks:
         self._links.clear()
 
     def connected(self, name: str) -> bool:
-        """Whether a connection to this peer has completed its handshake."""
+        """Returns whether a connection to this peer has completed its handshake."""
         return name in self._links
 
     def _begin(self, end: Endpoint, dialled: str | None) -> None:

@@ -127,7 +127,7 @@ class SimNetwork:
         return delay
 
     def partitioned(self, a: SimHost, b: SimHost) -> bool:
-        """Whether a partition separates two hosts."""
+        """Returns whether a partition separates two hosts."""
         return self._islands.get(a.name, 0) != self._islands.get(b.name, 0)
 
     def dial(

@@ -22,9 +22,9 @@ from p2psync.membership.records import (
     Announce,
     Announced,
     Challenge,
-    Claim,
     Claimed,
     NodeInfo,
+    RunClaim,
     Status,
     View,
     claim_bytes,
@@ -35,7 +35,7 @@ from p2psync.protocol.versions import Position
 from p2psync.sim.disk import SimPack
 from p2psync.sim.network import SimHost
 from p2psync.sim.node import SimNode, SimWorld
-from p2psync.sim.weights import CodedVersion, ModelHistory, VersionName, signed_manifest
+from p2psync.sim.weights import CodedVersion, ModelVersions, VersionName, signed_manifest
 from p2psync.swarm.node import NodeConfig
 
 _RETRY_SECONDS = 0.4
@@ -64,7 +64,7 @@ class SimTrainer(SimNode):
         info: NodeInfo,
         config: NodeConfig,
         *,
-        bits: ModelHistory,
+        bits: ModelVersions,
         key: Ed25519PrivateKey,
         run: str,
         epoch: int,
@@ -176,7 +176,7 @@ class SimTrainer(SimNode):
         self._acceptance.published(position_of(manifest), self.now)
 
     def _prune(self, anchor: int) -> None:
-        """Retires what an anchor makes needless; it is removed once the hub has agreed."""
+        """Retires manifests that an anchor makes needless; they are removed once the hub has agreed."""
         for id, pack in self.store.packs.items():
             m = pack.manifest
             stale = m.version < anchor if m.base is None else m.base < anchor - self._keep
@@ -250,7 +250,7 @@ class SimTrainer(SimNode):
         self.sync()
 
     def sync(self) -> None:
-        """Sends the hub what it lacks, one request at a time."""
+        """Sends the hub the announcements that it lacks, one request at a time."""
         if self._busy or self.fenced:
             return
         if self._token is None:
@@ -275,7 +275,7 @@ class SimTrainer(SimNode):
 
     def _claim(self, challenge: object) -> None:
         assert isinstance(challenge, Challenge)
-        claim = Claim(
+        claim = RunClaim(
             node=self.info.node,
             run=self.run,
             epoch=self.epoch,

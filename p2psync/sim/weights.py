@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
 from p2psync.protocol.messages import NO_VERSION
 
@@ -51,7 +51,7 @@ class CodedVersion:
     total: int
 
 
-class ModelHistory:
+class ModelVersions:
     """Every version of one model that some simulation has used."""
 
     def __init__(self, seed: int) -> None:
@@ -75,7 +75,7 @@ class ModelHistory:
             found = self._coded[base, name] = self._code(base, name)
         return found
 
-    def decode(self, data: bytes, table: bytes, rows: tuple[Row, ...]) -> list[Block]:
+    def decode(self, data: bytes, table: bytes, rows: tuple[TableRow, ...]) -> list[Block]:
         """Decodes a chunk with the codec; equal bytes are decoded once. Raises `FormatError`."""
         found = self._blocks.get((table, data))
         if found is None:
@@ -120,15 +120,15 @@ class ModelHistory:
             encoder.total,
         )
 
-    def _row(self, index: int, units: Units, before: bool) -> Row:
+    def _row(self, index: int, units: Units, before: bool) -> TableRow:
         spec = self.specs[index]
-        return Row(spec, before, True, b"" if before else digest_bytes(digest_units(spec, units)))
+        return TableRow(spec, before, True, b"" if before else digest_bytes(digest_units(spec, units)))
 
 
 @functools.cache
-def history(model: int) -> ModelHistory:
+def history(model: int) -> ModelVersions:
     """Returns the shared history of one model."""
-    return ModelHistory(model)
+    return ModelVersions(model)
 
 
 @functools.cache
@@ -138,7 +138,7 @@ def signing_key(seed: int) -> Ed25519PrivateKey:
 
 
 def signed_manifest(
-    bits: ModelHistory, coded: CodedVersion, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
+    bits: ModelVersions, coded: CodedVersion, key: Ed25519PrivateKey, *, run: str, epoch: int, created: float
 ) -> tuple[Manifest, SignedManifest]:
     """Describes and signs an anchor or delta as a trainer of this run and epoch does."""
     manifest = Manifest(
@@ -168,7 +168,7 @@ def digest_of(specs: tuple[TensorSpec, ...], units: list[Units] | tuple[Units, .
 
 def _specs() -> tuple[TensorSpec, ...]:
     specs = [
-        TensorSpec(Kind.TENSOR, f"layer.{dtype.lower()}.{i:02d}.weight", dtype, shape)
+        TensorSpec(TensorKind.TENSOR, f"layer.{dtype.lower()}.{i:02d}.weight", dtype, shape)
         for dtype, shape, count in _TENSORS
         for i in range(count)
     ]

@@ -119,7 +119,7 @@ def lock(path: Path) -> int | None:
 
 
 def path_names_file(descriptor: int, path: Path) -> bool:
-    """Whether `path` still names the open file, which was neither removed nor replaced."""
+    """Returns whether `path` still names the open file, which was neither removed nor replaced."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.stat())
     except OSError:

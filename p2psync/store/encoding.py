@@ -16,7 +16,7 @@ from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.history import HistoryLookup
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.delta.tight.writer import TIGHT
 from p2psync.parallel import InOrder
 from p2psync.protocol.manifest import HASH_BYTES, Manifest, pack_table
@@ -47,13 +47,13 @@ class ChunkSink(Protocol):
         """Keep the next chunk. Raises `StoreError`."""
 
 
-def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[Row]:
+def rows_between(old: Sequence[TensorSpec], new: Sequence[TensorSpec]) -> list[TableRow]:
     """The table of a delta from a version with tensors `old` to one with tensors `new`."""
     before, after = set(old), set(new)
-    return [Row(spec, spec in before, spec in after) for spec in sorted(before | after)]
+    return [TableRow(spec, spec in before, spec in after) for spec in sorted(before | after)]
 
 
-def block_and_chunk(rows: Sequence[Row], *, anchor: bool, rate: float = 0.0) -> tuple[int, int]:
+def block_and_chunk(rows: Sequence[TableRow], *, anchor: bool, rate: float = 0.0) -> tuple[int, int]:
     """Choose (units per block, bytes per chunk), powers of two, for a model of this table.
 
     A block of an anchor fits a chunk. rate: bytes a second at which an anchor will be spread; 0: not known.
@@ -133,7 +133,7 @@ class Encoding:
     def __init__(
         self,
         sink: ChunkSink,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         *,
         anchor: bool = False,
         rate: float = 0.0,
@@ -225,7 +225,7 @@ class Encoding:
         self._block_segment.add(self._encoder.add_block(block))
 
     def finish(self) -> None:
-        """Encode what is left, and wait for the last chunk."""
+        """Encodes the rest, and waits for the last chunk."""
         self._flush_blocks()
         self._begin(-1)
         self._calls.finish()
@@ -269,7 +269,7 @@ class Encoding:
         """Write an anchor's row digests to the table."""
         for index, digest in enumerate(self._row_digests or ()):
             row = self.rows[index]
-            self.rows[index] = Row(row.spec, row.before, row.after, digest_bytes(digest))
+            self.rows[index] = TableRow(row.spec, row.before, row.after, digest_bytes(digest))
 
     def _is_mine(self, segment: int) -> bool:
         return self._only is None or segment in self._only

@@ -161,7 +161,7 @@ class Store:
             if pack is not None:
                 return pack
         except DamagedError as error:
-            self.diagnostics.append(f"{path}: {error}: forgotten; it is fetched or made anew where it is needed")
+            self.diagnostics.append(f"{path}: {error}: forgotten; it is fetched or made again where it is needed")
         except OSError as error:
             self.diagnostics.append(f"{path}: {error.strerror or error}: left alone; check its permissions")
             return None

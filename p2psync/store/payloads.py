@@ -102,7 +102,7 @@ class PayloadHandle:
         return self._payloads.open(self)
 
     def close(self) -> None:
-        """Never open the file again: another file may take its name."""
+        """Closes the file for good: another file may take its name."""
         self._payloads.close(self)
 
 

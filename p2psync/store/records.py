@@ -122,7 +122,7 @@ def save_record(path: Path, value: object, *, durably: bool = True) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Move whatever stands at `path` to its name with `ASIDE`, and replace what stands there. Raises `StoreError`."""
+    """Moves the entry at `path` to its name with `ASIDE`, replacing an older one there. Raises `StoreError`."""
     aside = path.with_name(path.name + ASIDE)
     with disk_errors(path):
         if not os.path.lexists(path):
@@ -132,7 +132,7 @@ def set_aside(path: Path) -> None:
 
 
 def clear(path: Path) -> None:
-    """Remove whatever stands at `path`: a file, a link, a directory with all that is in it. Raises OSError."""
+    """Removes the entry at `path`: a file, a link, or a directory with all its contents. Raises OSError."""
     if is_directory(path):
         grant_owner_access(path)
         shutil.rmtree(path)
@@ -141,7 +141,7 @@ def clear(path: Path) -> None:
 
 
 def is_directory(path: Path) -> bool:
-    """Whether `path` is a directory, and not a link to one."""
+    """Returns whether `path` is a directory, and not a link to one."""
     try:
         return stat.S_ISDIR(path.lstat().st_mode)
     except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from p2psync.delta.block import block_count, block_span
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 #: Bytes of a segment, at most. Each segment costs a sample and a chunk that is not full. A power of two, so that most
 #: segments belong to one rank if tensors are halved and quartered among ranks.
@@ -26,7 +26,7 @@ _PARTS, _FIRST_PARTS, _FIRST = 16, 64, 4
 class Segments:
     """The segments of a table, numbered from 0."""
 
-    def __init__(self, rows: Sequence[Row], block_units: int) -> None:
+    def __init__(self, rows: Sequence[TableRow], block_units: int) -> None:
         total = sum(row.spec.nbytes for row in rows)
         parts = [_FIRST_PARTS] * _FIRST + [_PARTS]
         sizes = [min(MAX_SEGMENT_BYTES, max(MIN_SEGMENT_BYTES, total // part)) for part in parts]

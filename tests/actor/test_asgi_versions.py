@@ -35,7 +35,7 @@ class Server:
         return Position(run="r", epoch=1, version=self.version, digest=bytes([self.version]) * 16)
 
     async def nothing(self) -> None:
-        """No commit."""
+        """Commits nothing."""
 
     async def commit(self) -> None:
         async with self.commit_lock.write_lock_async():
@@ -67,7 +67,7 @@ class Server:
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/inference/v1/generate"])
-async def test_an_answer_says_its_versions(path: str) -> None:
+async def test_an_answer_carries_its_versions(path: str) -> None:
     server = Server([b'{"a":', b"1}"])
     status, headers, body = await server.ask(path, P2PSync_Min_Version="3")
     assert (status, body) == (200, b'{"a":1}')

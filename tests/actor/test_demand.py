@@ -1,10 +1,10 @@
-"""Which demands the live version meets, and what a refusal says."""
+"""The live version meets some demands; refusals of others name the reason."""
 
 from __future__ import annotations
 
 import pytest
 
-from p2psync.actor.demand import LiveReading, VersionDemand, changed_during, demand_of, unmet_demand, version_span
+from p2psync.actor.demand import LiveState, VersionDemand, changed_during, demand_of, unmet_demand, version_span
 from p2psync.errors import FormatError
 from p2psync.protocol.versions import Position
 
@@ -52,21 +52,21 @@ def test_both_demands_at_once_are_refused() -> None:
 @pytest.mark.parametrize(
     ("demand", "end", "reason"),
     [
-        (VersionDemand(exact=3), LiveReading(position=at(3), commits=5), None),
-        (VersionDemand(exact=3), LiveReading(position=at(4), commits=6), "passed"),
-        (VersionDemand(exact=3), LiveReading(position=at(3), commits=7), "moved"),  # there and back again
-        (VersionDemand(minimum=3), LiveReading(position=at(4), commits=6), None),
-        (VersionDemand(), LiveReading(position=at(4), commits=6), None),
+        (VersionDemand(exact=3), LiveState(position=at(3), commits=5), None),
+        (VersionDemand(exact=3), LiveState(position=at(4), commits=6), "passed"),
+        (VersionDemand(exact=3), LiveState(position=at(3), commits=7), "moved"),  # there and back again
+        (VersionDemand(minimum=3), LiveState(position=at(4), commits=6), None),
+        (VersionDemand(), LiveState(position=at(4), commits=6), None),
     ],
 )
 def test_a_commit_in_between_breaks_exact_demands_only(
-    demand: VersionDemand, end: LiveReading, reason: str | None
+    demand: VersionDemand, end: LiveState, reason: str | None
 ) -> None:
-    refusal = changed_during(demand, LiveReading(position=at(3), commits=5), end)
+    refusal = changed_during(demand, LiveState(position=at(3), commits=5), end)
     assert (refusal and refusal.reason) == reason
 
 
 def test_an_answer_names_its_first_and_last_version() -> None:
-    found = version_span(LiveReading(position=at(3), commits=5), LiveReading(position=at(4), commits=6))
+    found = version_span(LiveState(position=at(3), commits=5), LiveState(position=at(4), commits=6))
     assert (found.start_version, found.end_version, found.commits) == (3, 4, 1)
     assert (found.start_digest, found.end_digest) == ("03" * 16, "04" * 16)

@@ -30,11 +30,11 @@ class Weights:
         self.commit_lock = CommitLock()
         self.position: Position | None = None
 
-    def commit(self, version: int, half_way: Callable[[], object] = lambda: None) -> None:
+    def commit(self, version: int, during_commit: Callable[[], object] = lambda: None) -> None:
         """Changes the version in a thread of its own, as a commit does."""
         with self.commit_lock.write_lock():
             self.position = None  # nobody may see this
-            half_way()
+            during_commit()
             self.position = Position(
                 run="r",
                 epoch=1,
@@ -126,7 +126,7 @@ def paused(turns: Turns) -> object:
     return engine
 
 
-async def test_an_answer_says_its_versions(serve: Serve) -> None:
+async def test_an_answer_carries_its_versions(serve: Serve) -> None:
     served = await serve(at_once)
     got = await served.ask(body=b"x")
     assert (got.status, got.body, got.span) == (200, b"answer to x", (3, 3, 0))
@@ -149,11 +149,11 @@ async def test_a_request_during_a_commit_waits_for_it(serve: Serve, weights: Wei
     served = await serve(at_once)
     inside, go_on = threading.Event(), threading.Event()
 
-    def half_way() -> None:
+    def during_commit() -> None:
         inside.set()
         go_on.wait(LIMIT)
 
-    thread = threading.Thread(target=weights.commit, args=(4, half_way))
+    thread = threading.Thread(target=weights.commit, args=(4, during_commit))
     thread.start()
     await asyncio.to_thread(inside.wait, LIMIT)
     asked = [asyncio.create_task(served.ask(P2PSync_Exact_Version=version)) for version in (3, 4)]

@@ -10,11 +10,11 @@ import pytest
 
 from p2psync.actor.scrub import EngineScrubber
 from p2psync.delta.digest import digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.errors import FormatError
 from p2psync.protocol.versions import Position
 
-SPECS = [TensorSpec(int(Kind.TENSOR), name, "BF16", (100,)) for name in "abc"]
+SPECS = [TensorSpec(int(TensorKind.TENSOR), name, "BF16", (100,)) for name in "abc"]
 
 
 class Weights:
@@ -44,7 +44,7 @@ async def at_once(call: Callable[[], int | None]) -> int | None:
 
 
 def scrubber(weights: object) -> EngineScrubber:
-    return EngineScrubber(weights, at_once, 1.0, least_pause=0.0)  # type: ignore[arg-type]
+    return EngineScrubber(weights, at_once, 1.0, min_pause_seconds=0.0)  # type: ignore[arg-type]
 
 
 async def test_the_scrub_passes_intact_weights_and_finds_a_flipped_bit() -> None:
@@ -65,7 +65,7 @@ async def test_the_scrub_has_no_result_without_a_version_or_after_a_commit() -> 
             weights.move(1)
         return call()
 
-    assert await EngineScrubber(weights, moving, 1.0, least_pause=0.0).scrub_once() is None  # type: ignore[arg-type]
+    assert await EngineScrubber(weights, moving, 1.0, min_pause_seconds=0.0).scrub_once() is None  # type: ignore[arg-type]
     weights.position = None
     assert await scrubber(weights).scrub_once() is None
 
@@ -86,12 +86,12 @@ async def test_damage_is_reported_once_until_a_version_counts_as_live_again() ->
     told: asyncio.Queue[Position] = asyncio.Queue()
     vouched = weights.position
 
-    def doubt(position: Position) -> None:
+    def mark_damaged(position: Position) -> None:
         nonlocal vouched
         vouched = None
         told.put_nowait(position)
 
-    running = asyncio.create_task(scrubber(weights).run(lambda: vouched, doubt))
+    running = asyncio.create_task(scrubber(weights).run(lambda: vouched, mark_damaged))
     weights.bits[SPECS[2]][0] ^= 1
     async with asyncio.timeout(10):
         assert await told.get() == weights.position

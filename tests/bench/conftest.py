@@ -11,12 +11,12 @@ from p2psync.cli.main import main
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(compiled: None) -> None:
-    """Nobody's share of a race is compiling."""
+    """Compiles the codec before the tests, so that no race includes it."""
 
 
 @pytest.fixture
 def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs `p2psync bench …`, which must end: its exit code, and what it said on stderr."""
+    """Runs `p2psync bench …`, which must exit; returns its exit code and stderr."""
 
     def run(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr("sys.argv", ["p2psync", "bench", *arguments])

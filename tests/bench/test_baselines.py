@@ -5,14 +5,16 @@ import pytest
 
 from p2psync.bench import arc, baselines
 from p2psync.bench.patchers import TOOLS, measure_tool, missing
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 
 FORMATS = [*baselines.BASELINES, *([] if arc.missing() else [arc.ARC])]
 NAMES = [baseline.name for baseline in FORMATS]
 
 
 def rows_of(*shapes):
-    return [Row(TensorSpec(Kind.TENSOR, f"t{i}", "BF16", shape), True, True) for i, shape in enumerate(shapes)]
+    return [
+        TableRow(TensorSpec(TensorKind.TENSOR, f"t{i}", "BF16", shape), True, True) for i, shape in enumerate(shapes)
+    ]
 
 
 def changed(rng, shape, positions):
@@ -32,8 +34,10 @@ def test_gaps_of_every_length_in_matrices_and_vectors_come_back(baseline):
     shapes = [(300, 1000), (7,), (5,), (70000,), (2, 3, 70000), (400000, 1)]
     wheres = [far_apart(300000), [], [0, 4], far_apart(70000), [0, 139999, 419999], [3, 399999]]
     rows = rows_of(*shapes)
-    olds, news = zip(*(changed(rng, shape, where) for shape, where in zip(shapes, wheres, strict=True)), strict=True)
-    size = baselines.measure_baseline(baseline, rows, olds, news)
+    old_bits, new_bits = zip(
+        *(changed(rng, shape, where) for shape, where in zip(shapes, wheres, strict=True)), strict=True
+    )
+    size = baselines.measure_baseline(baseline, rows, old_bits, new_bits)
     assert size.changed == sum(map(len, wheres))
 
 
@@ -76,7 +80,7 @@ def test_leb128_is_written_as_everybody_writes_it():
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=[tool.name for tool in TOOLS])
-def test_a_tool_makes_a_patch_that_brings_back_the_new_bytes(tool):
+def test_a_patch_tool_restores_the_new_bytes(tool):
     if (line := missing(tool)) is not None:
         pytest.skip(line)
     rng = np.random.default_rng(1)

@@ -35,7 +35,7 @@ def passed(contender: str, cpu: float, *, round: int = 0, rate: float = 0.0, tro
     )
 
 
-def test_a_line_tells_what_a_byte_costs() -> None:
+def test_a_line_gives_the_cost_of_a_byte() -> None:
     (line,) = lines([passed(P2PSYNC, cpu, round=n) for n, cpu in enumerate((0.5, 0.9, 0.4))])
     assert (line.runs, line.per_gb, line.per_cpu_second) == (3, 2.0, pytest.approx(500))
     assert line.share == pytest.approx(0.25)  # 125 MB, where a core passes 500 in a second
@@ -49,7 +49,7 @@ def test_each_limit_has_lines_of_its_own_and_runs_that_failed_count_nowhere() ->
     assert [(line.contender, line.rate, line.per_gb) for line in found] == [(P2PSYNC, 0.0, 2.0), (P2PSYNC, 1000.0, 4.0)]
 
 
-def test_rivals_are_compared_round_by_round() -> None:
+def test_baselines_are_compared_round_by_round() -> None:
     runs = [passed(P2PSYNC, 1.0), passed("aria2", 2.0), passed(P2PSYNC, 4.0, round=1), passed("aria2", 12.0, round=1)]
     assert times_cheaper([*runs, passed(P2PSYNC, 1.0, round=2)], P2PSYNC, "aria2") == 2.5
     assert times_cheaper(runs[:1], P2PSYNC, "aria2") is None
@@ -77,7 +77,7 @@ def test_processor_time_is_known_between_any_two_moments() -> None:
     for at, spent in ((10.0, 1.0), (11.0, 1.5), (13.0, 1.5)):
         looks.add(at, spent)
     assert looks.between(10.5, 12.0) == 0.25
-    assert looks.between(0.0, 10.5) == 0.25  # nothing is known of what was before
+    assert looks.between(0.0, 10.5) == 0.25  # the seconds before the first sample are not known
     assert looks.between(11.0, 99.0) == 0.0
 
 
@@ -87,7 +87,7 @@ def test_the_clock_of_a_process_is_its_own() -> None:
     assert before <= spent <= time.process_time()
 
 
-def test_seed_and_leaves_know_nobody_but_the_relay() -> None:
+def test_seed_and_leaves_know_only_the_relay() -> None:
     network = from_topology(star(2))
     met = network.connections()
     for i, one in enumerate(network.names):
@@ -126,14 +126,14 @@ def test_connections_are_passed_on() -> None:
 @pytest.mark.parametrize(
     "arguments", [("--baselines", "rsync"), ("--size", "much"), ("--rounds", "0"), ("--rate", "-1")]
 )
-def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
+def test_wrong_options_are_refused(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
     code, told = refused("relay", *arguments)
     assert code == 2
     assert told
 
 
 def reaches(wires: Wires, host: str, other: str) -> bool:
-    """Whether a host's kernel lets it open a connection to another one's listening port."""
+    """Returns whether a host's kernel lets it open a connection to another one's listening port."""
     with wires.inside(other):
         listener = socket.create_server((wires.address(other), 0))
     with wires.inside(host):
@@ -158,7 +158,7 @@ def test_a_leaf_can_get_nothing_but_from_the_relay() -> None:
 
 @pytest.mark.root
 @needs_networks
-def test_real_relays_are_measured_and_keep_what_they_pass_on() -> None:
+def test_real_relays_are_measured_and_keep_the_payload() -> None:
     names = [name for name in (P2PSYNC, *BASELINES) if not missing(name)]
     options = RelayOptions(names, [1 << 20], rates=[0.0], rounds=1, leaves=2, limit=120, settle=0.2)
     made = RelayBench(options).run()

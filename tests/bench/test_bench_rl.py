@@ -88,7 +88,7 @@ def test_every_step_asks_for_as_many_tokens_as_the_actors_make_in_its_time() -> 
     assert lengths(options, 8, 1) == lengths(options, 8, 1)
 
 
-def test_a_step_changes_as_much_as_it_is_told(tmp_path: Path) -> None:
+def test_a_step_changes_the_given_share_of_units(tmp_path: Path) -> None:
     from p2psync.bench.rl.weights import Optimizer, draw_masters, make_module, sha256
 
     path = tmp_path / "masters.npy"
@@ -152,7 +152,7 @@ def test_idle_time_is_counted_between_two_moments() -> None:
     assert idle([notes[:1]], 0, 99).whole == 0
 
 
-def test_what_staging_and_other_processes_cost_is_told_apart() -> None:
+def test_the_costs_of_staging_and_of_other_processes_are_separate() -> None:
     notes = [SlotTimes(0, 0, 0, 0, 0, 0, 0), SlotTimes(10, 70, 0, 0, 0, 20, 10)]
     assert idle([notes], 0, 10) == Idle(staging=0.2, behind=0.1)
     assert idle([notes], 0, 10).whole == pytest.approx(0.3)
@@ -206,7 +206,7 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
         ("--steps", "1"),
     ],
 )
-def test_wrong_uses_are_told(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
+def test_wrong_options_are_refused(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
     code, told = refused("rl", *arguments)
     assert code == 2
     assert told

@@ -1,4 +1,4 @@
-"""The race: its figures, what it chooses to harm, its torrents, and a short one of real processes."""
+"""The race: its figures, its faults, its torrents, and a short one of real processes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_cold_runs_are_compared_with_cold_runs() -> None:
     ]
 
 
-def test_who_was_over_the_limit_is_not_run_again_in_runs_of_that_kind() -> None:
+def test_a_contender_over_the_limit_is_not_run_again_in_runs_of_that_kind() -> None:
     race = Race("drawn", WAN, RaceOptions(1000, [P2PSYNC, "aria2"]))
     race.runs = [msgspec.structs.replace(ran("aria2", None), over_limit=True)]
     assert race._is_hopeless("aria2", cold=False)
@@ -151,7 +151,7 @@ def test_a_report_can_be_printed_drawn_and_read_again(tmp_path: Path) -> None:
     assert "aria2 takes 1.50 times as long" in text.getvalue()
     assert "rsync, round 1: not within 9 s" in text.getvalue()
     assert "plans, from measuring, had 55.9 to 55.9 Mbit/s" in text.getvalue()
-    assert "link cut to a tenth: 1.25 times the run without, planned anew 1.8 s after it" in text.getvalue()
+    assert "link cut to a tenth: 1.25 times the run without, replanned 1.8 s after it" in text.getvalue()
     plot_swarm_report(made, tmp_path / "race.png")
     assert (tmp_path / "race.png").stat().st_size > 10_000
     assert msgspec.json.decode(msgspec.json.encode(made), type=SwarmReport) == made
@@ -190,12 +190,12 @@ def test_a_torrent_names_every_piece(tmp_path: Path) -> None:
     assert bencode({b"b": [1, b"x"], b"a": -2}) == b"d1:ai-2e1:bli1e1:xee"
 
 
-def test_the_tracker_tells_of_all_others() -> None:
+def test_the_tracker_answers_with_all_other_peers() -> None:
     told = tracker.answer("10.77.0.1", ["10.77.0.1:6881", "10.77.0.2:6881"])
     assert told == bencode({b"interval": 2, b"min interval": 2, b"peers": b"\x0a\x4d\x00\x02\x1a\xe1"})
 
 
-def test_a_drawn_policy_changes_as_much_as_it_is_told() -> None:
+def test_a_drawn_policy_changes_the_given_number_of_units() -> None:
     import numpy as np
 
     weights = RaceWeights(1 << 20, np.random.default_rng(0))
@@ -208,7 +208,7 @@ def test_a_drawn_policy_changes_as_much_as_it_is_told() -> None:
     assert set((weights.units(spec) - before)[changed].tolist()) == {1, 0xFFFF}
 
 
-def test_how_much_must_change_is_found_from_what_it_takes() -> None:
+def test_count_for_inverts_least_bytes() -> None:
     for changed in (10, 1000, 400_000):
         assert abs(count_for(least_bytes(changed, 1_000_000), 1_000_000) - changed) <= 1
     assert count_for(1e9, 1000) <= 500
@@ -229,7 +229,9 @@ def test_three_hosts_of_the_uneven_lan_are_slow() -> None:
 @pytest.mark.parametrize(
     "arguments", [(), ("--quick", "x.toml"), ("--quick", "--baselines", "napster"), ("--quick", "--size", "much")]
 )
-def test_wrong_uses_are_told_in_one_line(arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]) -> None:
+def test_wrong_options_are_refused_in_one_line(
+    arguments: tuple[str, ...], refused: Callable[..., tuple[int, str]]
+) -> None:
     code, told = refused("swarm", *arguments)
     assert code == 2
     assert len(told.splitlines()) == 1
@@ -255,13 +257,13 @@ def parent_of(process: int) -> int:
 
 
 def is_gone(network: runs.RunState) -> bool:
-    """Whether nothing is left of a network."""
+    """Returns whether nothing is left of a network."""
     return not namespaces.existing(runs.prefix_of(network.run)) and not runs.folder_of(network.run).exists()
 
 
 @pytest.mark.root
 @needs_networks
-def test_a_race_of_real_processes_is_won_by_no_one_who_cheats(tmp_path: Path) -> None:
+def test_no_contender_of_a_race_of_real_processes_beats_the_bound(tmp_path: Path) -> None:
     topology = Topology("lan-0", {"lan": Region(4, 100)})
     names = [name for name in TRIALS if not missing(name)]
     seen: list[runs.RunState] = []

@@ -1,4 +1,4 @@
-"""Bounds are the entropies of what was drawn, neither below what is possible nor far above it."""
+"""Bounds equal the entropies of the drawn deltas: never below the possible size, nor far above it."""
 
 import numpy as np
 import pytest
@@ -34,7 +34,7 @@ def test_bounds_are_the_entropies_of_the_law_that_was_drawn_from():
     assert found.exponent.steps == pytest.approx(1.0, abs=0.002)
 
 
-def test_history_helps_where_it_tells_something_and_nowhere_else():
+def test_history_lowers_bounds_only_if_it_is_informative():
     rng = np.random.default_rng(1)
     old, new, changes, steps = drawn(rng, (0.04, 0.04))
     telling, silent = ModelHistory.empty(UNITS), ModelHistory.empty(UNITS)

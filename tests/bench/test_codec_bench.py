@@ -1,4 +1,4 @@
-"""The codec's benchmark draws what it says, measures all that it reports, and prints it. Times are never judged."""
+"""The codec's benchmark draws the stated deltas, and measures and prints all figures. Times are not judged."""
 
 import io
 import os
@@ -65,7 +65,7 @@ def test_rounding_to_bf16_is_to_nearest_even():
 
 @pytest.fixture(scope="module")
 def short_form(tmp_path_factory):
-    """What `p2psync bench codec --quick` prints and writes: text, report, picture."""
+    """The output of `p2psync bench codec --quick`: text, report, picture."""
     folder = tmp_path_factory.mktemp("bench")
     words = ["--quick", "--json", str(folder / "codec.json"), "--plot", str(folder / "codec.png")]
     ended = CliRunner().invoke(app, ["bench", "codec", *words])
@@ -152,7 +152,9 @@ def test_a_dense_delta_is_drawn_of_a_smaller_model(monkeypatch):
     monkeypatch.setattr(codec, "DENSE_BYTES", 2 << 20)
     sizes = {delta.asked_density: delta for delta in drawn(8 << 20, [0.01, 0.5], 1, silent)}
     assert sizes[0.5].model_bytes < 3 << 20 < sizes[0.01].model_bytes
-    changed = sum(np.count_nonzero(old != new) for old, new in zip(sizes[0.5].olds, sizes[0.5].news, strict=True))
+    changed = sum(
+        np.count_nonzero(old != new) for old, new in zip(sizes[0.5].old_bits, sizes[0.5].new_bits, strict=True)
+    )
     assert 0.4 < changed / sizes[0.5].units < 0.6
 
 
@@ -177,12 +179,12 @@ def test_a_wrong_bit_ends_the_benchmark():
     with CodecWork(delta, "fast", 1) as work:
         work.encode()
         work.remember()
-        delta.olds[1][:] ^= 1
+        delta.old_bits[1][:] ^= 1
         with pytest.raises(DigestMismatchError):
             work.apply()
 
 
-def test_a_missing_tool_is_told_and_left_out(monkeypatch):
+def test_a_missing_tool_is_reported_and_left_out(monkeypatch):
     monkeypatch.setattr(patchers.shutil, "which", lambda program: None)
     delta = next(drawn(1 << 20, [0.01], 0, silent))
     measured = measure_delta(delta, CodecOptions(baselines=("bsdiff", "int32")), silent)
@@ -191,16 +193,16 @@ def test_a_missing_tool_is_told_and_left_out(monkeypatch):
 
 
 def test_a_part_holds_the_same_share_of_every_tensor():
-    olds = [np.arange(1000, dtype=np.uint16), np.arange(5000, 5400, dtype=np.uint16)]
-    old, new = patchers.cut_part(olds, [part + 1 for part in olds], 700)
+    old_bits = [np.arange(1000, dtype=np.uint16), np.arange(5000, 5400, dtype=np.uint16)]
+    old, new = patchers.cut_part(old_bits, [part + 1 for part in old_bits], 700)
     assert old.tolist() == [*range(250), *range(5000, 5100)]
     assert np.array_equal(new, old + 1)
 
 
 def test_work_on_several_cores_is_the_work_of_one(step):
     rows, pairs = step
-    olds, news = map(list, zip(*pairs, strict=True))
-    delta = ModelDelta(name="", source="", rows=rows, olds=[old.copy() for old in olds], news=news)
+    old_bits, new_bits = map(list, zip(*pairs, strict=True))
+    delta = ModelDelta(name="", source="", rows=rows, old_bits=[old.copy() for old in old_bits], new_bits=new_bits)
     with CodecWork(delta, "tight", 2) as work:
         work.encode()
         work.remember()
@@ -208,4 +210,4 @@ def test_work_on_several_cores_is_the_work_of_one(step):
         work.commit()
         work.check()
         work.undo()
-    assert all(map(np.array_equal, delta.olds, olds))
+    assert all(map(np.array_equal, delta.old_bits, old_bits))

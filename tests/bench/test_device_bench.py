@@ -28,7 +28,7 @@ def test_the_same_code_on_a_cpu_finds_and_writes_the_same() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_nothing_is_measured_and_it_says_so() -> None:
+def test_without_a_gpu_the_bench_measures_nothing_and_reports_that() -> None:
     run = bench()
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr == "no CUDA device on this machine: nothing was measured\n"

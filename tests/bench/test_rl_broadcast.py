@@ -66,7 +66,7 @@ def test_a_version_is_published_only_once_every_actor_runs_the_one_before(tmp_pa
     assert published == [(1, 1.0), (3, 3.0)]
 
 
-def test_what_goes_wrong_in_a_broadcast_is_raised_by_the_next_put(tmp_path: Path) -> None:
+def test_an_error_of_a_broadcast_is_raised_by_the_next_put(tmp_path: Path) -> None:
     failed = threading.Event()
 
     def publish(version: int) -> None:
@@ -138,7 +138,7 @@ def test_late_arithmetic_is_blamed_on_the_actors_own_threads_and_for_the_rest_on
     assert burnt == [pytest.approx(100 * STRETCH * 3)]
 
 
-def test_what_is_owed_is_paid_once_and_in_parts() -> None:
+def test_owed_seconds_are_taken_once_and_in_parts() -> None:
     owed = Owed()
     owed.add(0.05)
     assert [owed.take(0.02), owed.take(0.02), owed.take(0.02), owed.take(0.02)] == pytest.approx([0.02, 0.02, 0.01, 0])
@@ -151,7 +151,7 @@ def test_the_machines_speed_is_measured() -> None:
     assert 0 < speed.copy_seconds < speed.write_seconds
 
 
-def test_processor_time_of_staging_is_told_for_each_call() -> None:
+def test_processor_time_of_staging_is_reported_for_each_call() -> None:
     class Stage:
         def put(self, step: int, chunks: object) -> str:
             return f"{step} {chunks}"

@@ -1,4 +1,4 @@
-"""What differs between the ways of the loop's bench: a board for a sync at no cost, and versions that are whole."""
+"""The ways of syncing in the loop bench: a board gives versions at no cost, and full broadcast publishes anchors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from p2psync.actor.node import ActorConfig  # noqa: E402
 from p2psync.actor.subscriber import Subscriber  # noqa: E402
-from p2psync.bench.rl.ways import Board, WholeMaker, free_position, rollouts_of  # noqa: E402
+from p2psync.bench.rl.ways import AnchorVersionBuilder, Board, free_position, rollouts_of  # noqa: E402
 from p2psync.trainer.config import TrainerConfig  # noqa: E402
 from p2psync.trainer.publisher import Publisher  # noqa: E402
 
@@ -34,7 +34,7 @@ def subscribe(publisher: Publisher, place: Path, policy: torch.nn.Module) -> Sub
     return Subscriber(policy, config, adopt=True)
 
 
-def test_what_one_process_puts_up_all_see(tmp_path: Path) -> None:
+def test_all_processes_see_the_version_on_the_board(tmp_path: Path) -> None:
     one, other = Board(tmp_path / "board"), Board(tmp_path / "board")
     assert other.version == 0
     one.put_up(7)
@@ -63,8 +63,8 @@ def test_every_version_of_a_full_broadcast_is_whole_and_replaces_the_one_before(
     policy, mirror = module(), module()
     config = trainer(tmp_path)
 
-    def version_builder(store: object, run: str) -> WholeMaker:
-        return WholeMaker(store, config.store / "snapshot", KEY, run)  # type: ignore[arg-type]
+    def version_builder(store: object, run: str) -> AnchorVersionBuilder:
+        return AnchorVersionBuilder(store, config.store / "snapshot", KEY, run)  # type: ignore[arg-type]
 
     with Publisher(policy, config, version_builder=version_builder) as publisher:
         publisher.publish(announced=True)

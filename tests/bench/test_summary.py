@@ -46,7 +46,7 @@ def write(path: Path, report: PauseReport, bench: str = "pause") -> Path:
     return path
 
 
-def test_repeats_are_told_as_median_and_spread() -> None:
+def test_repeats_are_shown_as_median_and_spread() -> None:
     (figure,) = summarize("x", "time", "s", [3.0, None, 9.0, 4.0])
     assert (figure.median, figure.least, figure.most, figure.runs) == (4.0, 3.0, 9.0, 3)
     assert figure.text == "4 (3 – 9)"
@@ -86,7 +86,7 @@ def test_two_reports_are_compared_by_their_medians(tmp_path: Path) -> None:
     assert "0.750" in ended.output
 
 
-def test_what_one_report_lacks_is_shown_without_a_ratio(tmp_path: Path) -> None:
+def test_a_figure_missing_in_one_report_is_shown_without_a_ratio(tmp_path: Path) -> None:
     one, other = pause_report(0.004), pause_report(0.004)
     less = msgspec.structs.replace(other, shares=[msgspec.structs.replace(other.shares[0], times=[])])
     text = shown(compare_reports(write(tmp_path / "a.json", one), write(tmp_path / "b.json", less)))
@@ -100,7 +100,7 @@ def test_reports_of_different_benches_are_not_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"bench": "pause"}'])
-def test_what_is_no_report_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_no_report_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     path.write_bytes(content)
     with pytest.raises(UsageError, match="no report"):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from p2psync.bench.trajectories import Start, StepNote, make_missing, read_about, record, replay
+from p2psync.bench.trajectories import InitialPolicy, StepNote, make_missing, read_about, record, replay
 from p2psync.errors import UsageError
 
 SHAPES = {"b": (40, 50), "a": (30,)}
@@ -14,7 +14,7 @@ def silent(line: str) -> None:
 
 
 class FakeRun:
-    """Units that change at random; `versions` keeps what was published."""
+    """Units that change at random; `versions` keeps the published ones."""
 
     def __init__(self, seed=0, fail_at=99):
         self.rng = np.random.default_rng(seed)
@@ -26,7 +26,7 @@ class FakeRun:
         return {name: units.copy() for name, units in self.units.items()}
 
     def start(self):
-        return Start("made up", self.units, SHAPES)
+        return InitialPolicy("made up", self.units, SHAPES)
 
     def step(self):
         if len(self.versions) == self.fail_at:
@@ -47,7 +47,7 @@ def test_every_step_comes_back_bit_for_bit(tmp_path):
     seen = []
     for delta in replay(tmp_path / "fake", [1, 4, 6]):
         before, after = run.versions[delta.step - 1], run.versions[delta.step]
-        for row, old, new in zip(delta.rows, delta.olds, delta.news, strict=True):
+        for row, old, new in zip(delta.rows, delta.old_bits, delta.new_bits, strict=True):
             assert row.spec.shape == SHAPES[row.spec.name]
             assert np.array_equal(old, before[row.spec.name]) and np.array_equal(new, after[row.spec.name])
         seen.append(delta.step)
@@ -57,7 +57,7 @@ def test_every_step_comes_back_bit_for_bit(tmp_path):
     )
 
 
-def test_history_tells_the_last_change_of_each_unit_and_its_direction(tmp_path):
+def test_history_holds_the_last_change_of_each_unit_and_its_direction(tmp_path):
     run = recorded(tmp_path / "fake", FakeRun(1))
     flat = [np.concatenate([version[name] for name in sorted(SHAPES)]) for version in run.versions]
     last, rose = np.zeros(flat[0].size, int), np.zeros(flat[0].size, bool)
@@ -79,7 +79,7 @@ def test_a_run_that_broke_off_leaves_no_trajectory(tmp_path):
     assert len(read_about(tmp_path / "fake").steps) == 6
 
 
-def test_what_is_there_is_not_made_again(tmp_path):
+def test_existing_trajectories_are_not_made_again(tmp_path):
     recorded(tmp_path / "qwen3-lr1e-06-seed1", FakeRun())
     stamp = (tmp_path / "qwen3-lr1e-06-seed1" / "about.json").stat().st_mtime_ns
     (folder,) = make_missing(tmp_path, ["qwen3"], [1e-6], progress=silent)

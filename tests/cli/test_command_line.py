@@ -19,14 +19,14 @@ from p2psync.cli.lazy import all_commands
 from p2psync.cli.main import main
 from p2psync.observe.events import Note, Trouble
 
-#: What may not be imported to show help, a version, or that an option is wrong.
+#: Modules that no help, version or usage error may import.
 HEAVY = ("torch", "numpy", "numba", "asyncio", "aiohttp", "uvloop", "rich.console", "cryptography", "msgspec")
 COMMANDS = dict(all_commands(typer.main.get_command(app)))
 
 
 @pytest.fixture(autouse=True)
 def own_log() -> Iterator[None]:
-    """No handler of the command line outlives its test."""
+    """Restores the log's handlers after each test."""
     logger = logging.getLogger("p2psync")
     before = list(logger.handlers), logger.level, logger.propagate
     yield
@@ -64,7 +64,7 @@ def test_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("hubb",), "no such command 'hubb' (did you mean 'hub'?); `p2psync --help` tells more"),
         (
@@ -77,9 +77,9 @@ def test_version_is_that_of_the_package(monkeypatch: pytest.MonkeyPatch, capsys:
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(
-    words: tuple[str, ...], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: tuple[str, ...], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert p2psync(monkeypatch, capsys, *words) == (2, "", f"p2psync: {says}\n")
+    assert p2psync(monkeypatch, capsys, *words) == (2, "", f"p2psync: {message}\n")
 
 
 def test_help_documents_the_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ def test_help_documents_the_exit_codes(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_keeps_what_stands_in_brackets_and_names_the_variables(
+def test_help_keeps_text_in_brackets_and_names_the_variables(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -104,7 +104,7 @@ def test_help_keeps_what_stands_in_brackets_and_names_the_variables(
         assert f"P2PSYNC_{name.replace(' ', '_').upper()}_" in shown
 
 
-def test_the_list_of_commands_says_what_each_command_says_of_itself() -> None:
+def test_the_list_of_commands_agrees_with_the_help_of_each() -> None:
     group = typer.main.get_command(app)
     for name, entry in ENTRIES.items():
         told = group.commands[name].help  # type: ignore[attr-defined]
@@ -132,7 +132,7 @@ def test_show_completion_prints_a_script(monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def lines(capsys: pytest.CaptureFixture[str], form: logs.Format, **levels: bool) -> list[str]:
-    """What the log shows of a note, a warning and a record of the library's."""
+    """The log's lines for a note, a warning and a debug record of the library."""
     from p2psync.cli.daemon import EventOutput
 
     logs.set_up(logs.level_of(**({"verbose": False, "quiet": False} | levels)), form)

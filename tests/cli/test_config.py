@@ -46,7 +46,7 @@ def test_a_key_is_an_options_name_with_dashes_or_underscores_and_one_string_is_a
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[actor]\nuntill = 10", r"\[actor\] has no option untill; did you mean until\?"),
         ("[actr]\njoin = 'x'", r"no command for the table \[actr\]; did you mean actor\?"),
@@ -66,8 +66,8 @@ def test_a_key_is_an_options_name_with_dashes_or_underscores_and_one_string_is_a
         ("[trainer", "is not a TOML file"),
     ],
 )
-def test_what_no_command_knows_is_refused_with_the_nearest_that_one_does(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UsageError, match=says):
+def test_an_unknown_setting_is_refused_with_the_nearest_known_one(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         read(tmp_path, text)
 
 

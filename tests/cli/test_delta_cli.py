@@ -1,4 +1,4 @@
-"""`p2psync delta`: what scripts and people rely on."""
+"""`p2psync delta` keeps its contract with scripts and people."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pair(tmp_path: Path) -> Path:
 
 
 def failed(result: tuple[int, str, str], code: int = 1) -> str:
-    """The one line on stderr of a command that must have failed."""
+    """Checks that a command failed with one line on stderr; returns that line."""
     assert result[0] == code
     assert result[1] == ""
     lines = result[2].splitlines()
@@ -63,7 +63,7 @@ def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-def test_diff_and_apply_round_trip_and_say_what_they_did(run: Run, pair: Path) -> None:
+def test_diff_and_apply_round_trip_and_report_their_results(run: Run, pair: Path) -> None:
     code, out, err = run("delta", "diff", pair / "old", pair / "new", "-o", pair / "d")
     assert (code, err) == (0, "")
     assert "2,000 of" in out
@@ -150,7 +150,7 @@ def test_a_wrong_base_is_one_line_and_leaves_nothing(run: Run, pair: Path) -> No
         (("invert", "new/model.safetensors", "-o", "x"), 1),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_changes_nothing(
+def test_a_failing_command_prints_one_line_and_changes_nothing(
     run: Run, pair: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], code: int
 ) -> None:
     monkeypatch.chdir(pair)
@@ -172,7 +172,7 @@ def test_force_replaces_the_outcome(run: Run, pair: Path) -> None:
 
 
 @pytest.mark.parametrize("signal", ["SIGTERM", "SIGHUP", "SIGINT"])
-def test_a_command_that_is_told_to_stop_leaves_nothing(run: Run, pair: Path, signal: str) -> None:
+def test_a_stopped_command_leaves_nothing(run: Run, pair: Path, signal: str) -> None:
     run("delta", "diff", pair / "old", pair / "new", "-o", pair / "d")
     script = (
         "import contextlib, os, signal, sys\n"

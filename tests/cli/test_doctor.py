@@ -32,13 +32,13 @@ def kernel(place: Path, **files: str) -> Path:
 
 
 def mended(finding: Finding) -> Finding:
-    """What is not ok says what to do; what is ok does not."""
+    """Checks that a finding names a remedy exactly if it is not ok; returns it."""
     assert bool(finding.mend) == (finding.state != "ok")
     assert "\n" not in finding.detail + finding.mend
     return finding
 
 
-def test_this_machine_is_examined_and_every_complaint_says_what_to_do(tmp_path: Path) -> None:
+def test_this_machine_is_examined_and_every_complaint_names_a_remedy(tmp_path: Path) -> None:
     report = doctor.examine(tmp_path)
     assert report.ready
     names = [mended(finding).name for finding in report.findings]
@@ -104,7 +104,7 @@ def test_a_broken_compiler_is_missing_and_needed(monkeypatch: pytest.MonkeyPatch
     assert (finding.state, finding.needed) == ("missing", True)
 
 
-def test_a_directory_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise PermissionError(13, "Permission denied")
 
@@ -155,7 +155,7 @@ def test_few_open_files_could_be_better(limits: tuple[int, int], state: str, men
     assert finding.mend.startswith(mend)
 
 
-def test_a_port_in_use_is_told() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with socket.create_server(("", 0)) as server:
         port = server.getsockname()[1]
         finding = mended(doctor_network.free_port(port, "hub"))

@@ -66,7 +66,7 @@ async def test_nodes_that_cannot_be_dialled_are_named(hub: HubService) -> None:
     assert found.detail.endswith("and 1 more")
 
 
-async def test_a_wrong_token_is_told_from_a_hub_that_is_not_there(hub: HubService) -> None:
+async def test_a_wrong_token_is_distinguished_from_a_missing_hub(hub: HubService) -> None:
     found = await examined(hub, "wrong", free_port())
     assert found["hub"].state == "ok"
     assert found["join token"].state == "missing" and found["join token"].needed
@@ -74,7 +74,7 @@ async def test_a_wrong_token_is_told_from_a_hub_that_is_not_there(hub: HubServic
     assert [(finding.name, finding.state, finding.needed) for finding in away] == [("hub", "missing", True)]
 
 
-async def test_the_hub_tells_what_it_finds_at_the_port() -> None:
+async def test_the_hub_reports_the_answer_at_the_dialled_port() -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"x" * 32)
         writer.close()
@@ -87,7 +87,7 @@ async def test_the_hub_tells_what_it_finds_at_the_port() -> None:
     assert (await dialer.dial("127.0.0.1", DialBack(port=free_port(), nonce=NONCE))).outcome == "refused"
 
 
-async def test_what_cannot_be_dialled_and_too_many_at_once_are_refused() -> None:
+async def test_impossible_dial_backs_and_too_many_at_once_are_refused() -> None:
     dialer = Dialer()
     for port, nonce in ((0, NONCE), (1 << 16, NONCE), (7071, "short")):
         with pytest.raises(FormatError):

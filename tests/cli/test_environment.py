@@ -1,4 +1,4 @@
-"""Options from the environment: what Kubernetes sets is ignored, and what is wrong is named."""
+"""Options from the environment: variables that Kubernetes sets are ignored, and errors name their variable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DAEMONS = ("trainer", "actor", "hub", "publish")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 OPTIONS = [(name, option) for name in DAEMONS for option in COMMANDS[name].params if option.name != "help"]
 NUMBERS = [(name, option) for name, option in OPTIONS if isinstance(option.default, int | float)]
-#: What a service of this name, with two ports, sets in every pod of its namespace.
+#: The variables that a Kubernetes service of this name, with two ports, sets in every pod of its namespace.
 SERVICE = {
     "SERVICE_HOST": "10.0.0.1",
     "SERVICE_PORT": "7070",
@@ -77,7 +77,7 @@ def test_a_service_link_is_no_option_whichever_it_falls_on(
 
 
 @pytest.mark.parametrize(("daemon", "option"), NUMBERS, ids=lambda part: getattr(part, "name", part))
-def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(
+def test_a_bad_variable_is_named_with_its_value_and_the_expected_form(
     daemon: str, option: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     variable = f"P2PSYNC_{daemon}_{option.name}".upper()  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ def test_a_bad_variable_is_named_with_its_value_and_what_is_expected(
     assert error.count("\n") == 1
 
 
-def test_a_number_out_of_bounds_is_told_the_bound(
+def test_a_number_out_of_bounds_is_refused_with_the_bound(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("P2PSYNC_THREADS", "0")

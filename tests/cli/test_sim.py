@@ -1,4 +1,4 @@
-"""`p2psync sim`: what scripts and people rely on."""
+"""`p2psync sim` keeps its contract with scripts and people."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("swarm", "--regions", 30, "--actors", 3), "4 hosts in 30 regions"),
         (("swarm", "--payload", "much"), "--payload 'much'"),
@@ -103,10 +103,10 @@ def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
         (("faults", "--fault", "meteor"), "--fault meteor: choose of"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(run: Run, words: tuple[object, ...], says: str) -> None:
+def test_impossible_options_are_refused_in_one_line(run: Run, words: tuple[object, ...], message: str) -> None:
     code, out, err = run(*words)
     assert code in (1, 2) and out == ""
-    assert says in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
 
 
 def test_faults_are_simulated_by_seed(run: Run) -> None:
@@ -119,7 +119,7 @@ def test_steps_of_rollouts_are_compared(run: Run) -> None:
     code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2, "--json", "-")
     assert code == 0
     (found,) = json.loads(out)
-    assert [outcome["policy"] for outcome in found["outcomes"]] == ["equal", "asking", "allotted"]
+    assert [outcome["policy"] for outcome in found["outcomes"]] == ["equal", "first-come", "allotted"]
     code, out, _ = run("rollouts", "--speeds", "1000,3000", "--items", 64, "--steps", 2)
     assert code == 0 and "less than equal" in out
 

@@ -27,7 +27,7 @@ def swarm(hosts: list[str], regions: list[str]) -> Status:
 
 
 def shown(found: Status, width: int, terminal: bool, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What a terminal of this width shows."""
+    """The status as a terminal of this width shows it."""
     out = io.StringIO()
     made = Console(file=out, width=width, force_terminal=terminal, color_system=None)
     monkeypatch.setattr("rich.console.Console", lambda **options: made)
@@ -48,15 +48,13 @@ def test_addresses_stand_whole_in_eighty_columns(hosts: list[str], region: str) 
         assert (f"[{host}]:{60000 + i}" if ":" in host else f"{host}:{60000 + i}") in text
 
 
-def test_what_eighty_columns_leave_out_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_left_out_of_eighty_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown(swarm(["2001:db8:1:2:3:4:5:6"], ["eu-west"]), 80, True, monkeypatch)
     assert "not shown here: digest, fetches at, up/down; --json - has all" in text
 
 
 @pytest.mark.parametrize("terminal", [True, False])
-def test_nothing_is_left_out_where_there_is_room_or_nobody_looks_on(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool
-) -> None:
+def test_all_columns_are_shown_on_wide_terminals_and_in_pipes(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     text = shown(swarm(["2001:db8:1:2:3:4:5:6"], ["eu-west"]), 200 if terminal else 80, terminal, monkeypatch)
     assert "not shown" not in text
     row = next(line for line in text.splitlines() if "2001" in line)

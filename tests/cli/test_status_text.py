@@ -1,4 +1,4 @@
-"""What `p2psync status` says of runs, and of nodes that wait."""
+"""`p2psync status` shows runs, and why nodes wait."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def text(capsys: pytest.CaptureFixture[str], *members: tuple[str, str, int, str]
     return [line.rstrip() for line in capsys.readouterr().out.splitlines()]
 
 
-def test_the_run_its_age_and_who_holds_it_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_run_its_age_and_its_holder_come_first(capsys: pytest.CaptureFixture[str]) -> None:
     lines = text(capsys)
     assert lines[:3] == [
         "run 01a221f19048 (created 2026-11-28 11:36:48 UTC)",
@@ -36,7 +36,7 @@ def test_the_run_its_age_and_who_holds_it_come_first(capsys: pytest.CaptureFixtu
     ]
 
 
-def test_who_is_at_the_newest_version_of_this_run_is_not_spoken_of(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_at_the_newest_version_of_the_run_has_no_note(capsys: pytest.CaptureFixture[str]) -> None:
     lines = text(capsys, ("1", OLD, 3, ""), ("2", "", 3, ""))
     assert not any("←" in line for line in lines)
 

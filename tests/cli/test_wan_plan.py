@@ -1,4 +1,4 @@
-"""`p2psync wan plan`: what scripts and people rely on."""
+"""`p2psync wan plan` keeps its contract with scripts and people."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_nodes_that_cannot_be_reached_are_named(run: Run, tmp_path: Path) -> Non
     assert "unreachable  1 of 4: b-0" in out
 
 
-def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: Path) -> None:
+def test_a_plan_that_reaches_no_node_has_no_rate_and_reports_that(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "two.toml"
     file.write_text('trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n[region.b]\nhosts = 2\nup = 10\n')
     code, out, _ = run(file)
@@ -84,7 +84,7 @@ def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("[region.b]\nhosts = '3'\nup = 10", "[region.b]: hosts: Expected `int`, got `str`"),
         ("[region.b]\nhosts = 3\nupp = 10", "[region.b]: Object contains unknown field `upp`; choose of hosts, up,"),
@@ -96,15 +96,15 @@ def test_a_plan_that_reaches_nobody_says_so_and_has_no_rate(run: Run, tmp_path: 
         ("[region.b]\nhosts = 1\nup = inf", "region b: it needs a host, and rates"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_told_by_its_table(run: Run, tmp_path: Path, text: str, says: str) -> None:
+def test_an_error_in_a_file_names_its_table(run: Run, tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text(f'trainer = "a-0"\n[region.a]\nhosts = 1\nup = 10\n{text}\n')
     code, _, err = run(file)
-    assert code == 1 and says in err and err.count("\n") == 1
+    assert code == 1 and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "says"),
+    ("words", "code", "message"),
     [
         (["nowhere.toml"], 1, "nowhere.toml"),
         (["{file}"], 1, "is no host"),
@@ -113,13 +113,13 @@ def test_what_is_wrong_with_a_file_is_told_by_its_table(run: Run, tmp_path: Path
         (["{good}", "--svg", "/nowhere/x.svg"], 2, "/nowhere/x.svg"),
     ],
 )
-def test_errors_are_one_line(run: Run, tmp_path: Path, words: list[str], code: int, says: str) -> None:
+def test_errors_are_one_line(run: Run, tmp_path: Path, words: list[str], code: int, message: str) -> None:
     file = tmp_path / "wrong.toml"
     file.write_text('trainer = "x-0"\n[region.a]\nhosts = 1\nup = 1\n')
     got, _, err = run(*[word.format(file=file, good=EXAMPLES / "lan-12.toml") for word in words])
     assert got == code
     assert len(err.splitlines()) == 1
-    assert says in err
+    assert message in err
 
 
 def test_pictures_are_drawn_and_the_same_plan_gives_the_same_one(run: Run, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(compiled: None) -> None:
-    """No daemon is timed while it compiles."""
+    """Compiles the codec first, so that no daemon is timed while it compiles."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Imports what daemons import, and loads the codec: the server that forks them (`forked_daemons`) does so once.
+"""Imports the modules of daemons, and loads the codec: the server that forks them (`forked_daemons`) does so once.
 
 It starts no thread: a fork would be without it.
 """

@@ -23,7 +23,7 @@ from forked_daemons import Forked
 from p2psync.protocol.keys import private_text, public_text
 
 Event = dict[str, Any]
-#: No wait is longer (seconds): what takes longer has failed.
+#: Maximum seconds of any wait; a longer one fails the test.
 LIMIT = 40.0
 ROOT = Path(__file__).resolve().parents[2]
 _libc = ctypes.CDLL(None)
@@ -36,7 +36,7 @@ class Process:
     def __init__(
         self, *args: object, log: Path, signals: Callable[[], None] = heed_interrupts, fresh: bool = False
     ) -> None:
-        """signals: sets what the process inherits, one of `child_signals`. fresh: a new interpreter, not a fork."""
+        """signals: sets the process' signal handling, one of `child_signals`. fresh: a new interpreter, not a fork."""
         self.args = [str(arg) for arg in args]
         self.events: list[Event] = []
         self.output = ""
@@ -63,7 +63,7 @@ class Process:
 
     @property
     def stderr(self) -> str:
-        """What it told people so far."""
+        """The text that it wrote to stderr so far."""
         return self._log.read_text(errors="replace")
 
     def wait_for(self, kind: str, seen: int = 0, limit: float = LIMIT, **fields: object) -> Event:
@@ -109,7 +109,7 @@ class Process:
         self.exit_code()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
-        """Tell it to stop, and wait for its end."""
+        """Asks it to stop, and waits for its end."""
         self.process.send_signal(number)
         return self.exit_code()
 
@@ -127,7 +127,7 @@ class Process:
 
 
 def _die_with_parent() -> None:
-    """In the child: however the tests end, no daemon outlives them."""
+    """Makes the child die with the tests, however they end."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -212,7 +212,7 @@ class Swarm:
         return () if self.plans else ("--no-plan",)
 
     def close(self) -> None:
-        """Kill what still runs."""
+        """Kills the processes that still run."""
         for process in self.processes:
             if process.process.poll() is None:
                 process.process.kill()

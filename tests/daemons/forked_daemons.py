@@ -83,7 +83,7 @@ class Forked:
 def _run(
     args: list[str], out: Connection, log: Path, environment: dict[str, str], ignores: bool, network: Path
 ) -> None:
-    """In the fork: be what `python -m p2psync` would be, in the network of the thread that started it."""
+    """Runs `python -m p2psync` in the fork, in the network of the thread that started it."""
     os.setsid()
     if network.readlink() != Path("/proc/self/ns/net").readlink():
         with network.open("rb") as entered:

@@ -88,7 +88,7 @@ class Caller:
         """Connect."""
         return cls(*await asyncio.open_connection("127.0.0.1", port))
 
-    def say(self, *messages: Control | bytes) -> None:
+    def send(self, *messages: Control | bytes) -> None:
         """Send messages, or raw bytes."""
         for message in messages:
             self._writer.write(message if isinstance(message, bytes) else encode_control(message))

@@ -1,4 +1,4 @@
-"""Trainers, hubs and actors of one process, on one loop and over real sockets, and what they told."""
+"""Trainers, hubs and actors of one process, on one loop and over real sockets, and their events."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from p2psync.trainer.node import TrainerNode
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
-#: No wait is longer (seconds): what takes longer has failed.
+#: Maximum seconds of any wait; a longer one fails the test.
 LIMIT = 30.0
 
 T = TypeVar("T", bound=Event)
@@ -49,11 +49,11 @@ class Heard:
         self._more.set()
 
     def all(self, kind: type[T]) -> list[T]:
-        """Those of a kind so far."""
+        """The events of a type so far."""
         return [event for event in self.events if isinstance(event, kind)]
 
     async def one(self, kind: type[T], holds: Callable[[T], bool] = lambda event: True) -> T:
-        """Wait for one of a kind of which something holds."""
+        """Waits for an event of a type for which `holds` is true."""
         async with asyncio.timeout(LIMIT):
             while True:
                 self._more.clear()
@@ -63,7 +63,7 @@ class Heard:
 
 
 class Actor:
-    """An actor node and what it told."""
+    """An actor node and its events."""
 
     def __init__(self, node: ActorNode, heard: Heard) -> None:
         self.node = node
@@ -100,7 +100,7 @@ class Site:
 
     @property
     def url(self) -> str:
-        """Where the hub is, or will be."""
+        """The URL of the hub, which may not run yet."""
         return f"http://127.0.0.1:{self.port}"
 
     async def stop(self, name: str) -> None:

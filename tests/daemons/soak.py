@@ -29,7 +29,7 @@ from daemon_parts import LIMIT, Process, Swarm
 
 @dataclass(frozen=True)
 class Moment:
-    """When a daemon is killed: at the next event of a type, "" for the appearance of the checkpoint.
+    """The moment of a kill: after the next event of a type, "" for the appearance of the checkpoint.
 
     undone: the actors of which one at least must not have the checkpoint yet, or the kill would interrupt nothing.
     joins: an actor that is killed and started again first, so that the event comes.
@@ -76,7 +76,7 @@ class Soak:
     #: Longest wait for an event (seconds), and how often a kill may come too late, one after another.
     limit: float = LIMIT
     most_late: int = 8
-    #: Of each kill that counts.
+    #: The moment of each kill that interrupted something.
     interrupted: list[Moment] = field(default_factory=list)
 
     def begin(self) -> None:
@@ -86,7 +86,7 @@ class Soak:
         self.converge(self.write())
 
     def start(self, name: str) -> None:
-        """The same command as before."""
+        """Starts a daemon by the same command as before."""
         if name == "hub":
             self.daemons[name] = self.swarm.hub(self.swarm.port, ttl=3)
         elif name == "trainer":
@@ -108,7 +108,7 @@ class Soak:
             yield f"kill {self.kills}: {moment}, {late} too late before: converged in {seconds:.2f} s"
 
     def one(self, moment: Moment) -> int:
-        """One kill that interrupts what it is to interrupt; returns how many came too late before it."""
+        """Kills until one kill interrupts something; returns how many came too late before it."""
         for late in range(self.most_late):
             try:
                 self._kill(moment, self.rng.random() * LATER / 2**late)
@@ -127,7 +127,7 @@ class Soak:
             self.start(moment.joins)
         if moment.event:
             victim.wait_for(moment.event, seen, self.limit)
-        # What never happens is waited for, so that the moment is anywhere after the event.
+        # The condition never holds: the wait lasts `delay`, so the kill comes at any moment after the event.
         victim.wait_until(lambda events: False, limit=delay)
         assert victim.process.poll() is None, f"{moment.victim} ended by itself\n{self._logs()}"
         victim.kill()
@@ -139,7 +139,7 @@ class Soak:
         self.kills += 1
 
     def write(self) -> dict[str, str]:
-        """The next checkpoint, on its way to the trainer; returns what every actor should hold."""
+        """Writes the next checkpoint for the trainer; returns the files that every actor should hold."""
         if self.rng.random() < 0.15:
             self.model.files["config.json"] += b" "  # a layout that changes is another path through the engines
         version = self.swarm.publish(self.model.step(), None)
@@ -148,7 +148,7 @@ class Soak:
         return sums(newest)
 
     def converge(self, wanted: dict[str, str]) -> None:
-        """Wait until both actors hold these files, then look at what was told."""
+        """Wait until both actors hold these files, then check the events."""
         for name in ("one", "two"):
             actor = self.daemons[name]
             held = actor.wait_until(lambda events, name=name: self.swarm.current(name) == wanted, limit=LIMIT)

@@ -1,4 +1,4 @@
-"""Daemons in networks of one family and of both; and what they print is what others paste."""
+"""Daemons in networks of one family and of both; and others can use the printed URLs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_swarm_lives_on_a_machine_without_ipv4(swarm: Swarm) -> None:
     inside(live, [NO_IPV4])
 
 
-def test_actors_of_either_family_run_by_what_a_trainer_of_both_prints(swarm: Swarm) -> None:
+def test_actors_of_either_family_join_by_the_url_of_a_trainer_of_both(swarm: Swarm) -> None:
     def live() -> str:
         trainer = swarm.trainer(host="", hub_port=0)
         line = printed(trainer)
@@ -53,7 +53,7 @@ def test_actors_of_either_family_run_by_what_a_trainer_of_both_prints(swarm: Swa
     assert f"--join http://{OWN_V4}:" in inside(live, LINK)
 
 
-def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_plainly(swarm: Swarm) -> None:
+def test_a_hub_without_an_address_for_others_warns_and_its_url_is_refused_plainly(swarm: Swarm) -> None:
     def live() -> tuple[str, str]:
         hub = swarm.run("hub", "--trust", swarm.public, "--port", 0, "--json", "-")
         line = printed(hub)
@@ -67,7 +67,7 @@ def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_p
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "says"),
+    ("flag", "value", "message"),
     [
         ("--host", "127.0.0.1:7071", "give a host name or an address without a port"),
         ("--host", "::g", "give a host name or an address without a port"),
@@ -77,11 +77,13 @@ def test_a_hub_that_knows_no_address_for_others_says_so_and_its_url_is_refused_p
         ("--advertise", "192.0.2.1:7071", "give a host name or an address without a port"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_refused_in_one_line(swarm: Swarm, flag: str, value: str, says: str) -> None:
+def test_an_address_that_cannot_be_used_is_refused_in_one_line(
+    swarm: Swarm, flag: str, value: str, message: str
+) -> None:
     actor = swarm.actor("a", flag, value, join="http://127.0.0.1:9")
     assert actor.exit_code() in (1, 2)
     lines = [line for line in actor.stderr.splitlines() if line.startswith("p2psync: ")]
-    assert len(lines) == 1 and says in lines[0] and value in lines[0]
+    assert len(lines) == 1 and message in lines[0] and value in lines[0]
 
 
 def test_brackets_are_missed_by_name(swarm: Swarm) -> None:

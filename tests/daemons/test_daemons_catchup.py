@@ -1,4 +1,4 @@
-"""Profiles and ways of catching up, with real processes: who is behind fetches few bytes and gets every bit."""
+"""Profiles and ways of catching up, with real processes: late actors fetch few bytes and get every bit."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_actor_that_was_away_catches_up_by_a_squash(swarm: Swarm, profile: st
 
     both(0)
     both(swarm.publish(model.step(), trainer))
-    # Squashes are made from what the hub knows that members run, and one that is killed tells nothing more.
+    # Squashes are made for versions that members report; a killed one reports nothing more.
     known_to_run(swarm, 1, actors=2)
     away.kill()  # its lease goes on
     for _ in range(6):
@@ -84,7 +84,7 @@ def test_an_actor_that_was_away_catches_up_by_a_squash(swarm: Swarm, profile: st
     assert not here.find("Trouble") and not away.find("Trouble")
 
 
-def test_one_that_was_paused_gets_every_bit_whatever_was_squashed_meanwhile(swarm: Swarm) -> None:
+def test_a_paused_actor_gets_every_bit_after_squashes(swarm: Swarm) -> None:
     trainer = swarm.trainer(ttl=600, anchor_ratio=50, profile="tight")
     model = Training(rows=8192)
     swarm.publish(model, trainer)
@@ -144,7 +144,7 @@ def test_auto_publishes_tight_over_slow_links_and_fast_over_fast_ones(swarm: Swa
     assert trainer.wait_for("ProfileChosen")["profile"] == "fast"
 
 
-def test_who_comes_late_or_was_killed_goes_along_a_chain_of_tight_deltas(swarm: Swarm) -> None:
+def test_a_late_or_killed_actor_catches_up_along_a_chain_of_tight_deltas(swarm: Swarm) -> None:
     trainer = swarm.trainer("--no-squash", profile="tight", anchor_ratio=50)
     model = Training(rows=1024)
     swarm.publish(model, trainer)

@@ -71,7 +71,7 @@ def test_a_delta_fetches_little(running: Running) -> None:
     assert 0 < event["fetched_bytes"] < whole / 10
 
 
-def test_files_may_come_go_grow_and_be_sharded_anew(running: Running) -> None:
+def test_files_may_be_added_removed_grown_and_resharded(running: Running) -> None:
     model = running.model
     model.files["generation_config.json"] = b"{}"
     model.files["deeply/nested/note.txt"] = b"x" * 5000
@@ -113,7 +113,7 @@ def test_a_local_copy_of_the_base_spares_the_anchor(running: Running) -> None:
     assert sum(event["payload_bytes"] for event in actor.find("Fetching")) == sum(deltas)
 
 
-def test_verify_tells_right_from_wrong_and_status_shows_all(running: Running, tmp_path: Path) -> None:
+def test_verify_finds_wrong_bits_and_status_shows_all_nodes(running: Running, tmp_path: Path) -> None:
     swarm, version = running.swarm, max(running.swarm.sums)
     good = swarm.run("verify", swarm.place / "one" / "current", "--join", swarm.url, "--trust", swarm.public)
     stale = swarm.run("verify", swarm.place / "version-0", "--join", swarm.url, "--trust", swarm.public, "--json", "-")

@@ -1,4 +1,4 @@
-"""Files of a running actor are damaged: it says so in one line, falls back or fetches anew, and is right."""
+"""Files of a running actor are damaged: it says so in one line, falls back or fetches again, and is right."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def weights(into: Path) -> Path:
     return next((into / "current").resolve().glob("*.safetensors"))
 
 
-def test_whatever_befalls_a_live_version_is_told_within_seconds_and_mended(swarm: Swarm) -> None:
-    """With one version published nothing is live meanwhile; with two, the first is."""
+def test_any_damage_to_a_live_version_is_reported_within_seconds_and_repaired(swarm: Swarm) -> None:
+    """Until the repair the version before is live; with one version published, none is."""
     trainer = swarm.trainer()
     model = Model(rows=128)
     actor = swarm.actor("actor", scrub=0)

@@ -1,4 +1,4 @@
-"""Full disks and rotten bits: what is live stays live and right, the daemon goes on, and recovers."""
+"""Full disks and rotten bits: the live version stays live and right, the daemon goes on, and recovers."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def trainer(shared: Swarm) -> Process:
 
 
 def swarm_port(swarm: Swarm) -> int:
-    """Where the trainer's peers connect."""
+    """Returns where the trainer's peers connect."""
     place = swarm.place / "status.json"
     assert swarm.run("status", swarm.url, "--json", place).exit_code() == 0
     members = json.loads(place.read_text())["view"]["members"]
@@ -69,10 +69,10 @@ async def test_babble_and_floods_are_bounded(shared: Swarm, trainer: Process) ->
         encode_control(Ping(1)),
     ):
         caller = await Caller.dial(port)
-        caller.say(babble)
+        caller.send(babble)
         assert await caller.hung_up()
     deaf = await Caller.dial(port)
-    deaf.say(hello("d" * 32))
+    deaf.send(hello("d" * 32))
     ask = encode_control(Request(b"nosuchid", list(range(1024)))) * 200
     async with asyncio.timeout(60):
         for _ in range(100):  # 20 000 requests, 20 million chunks, and nothing is read

@@ -64,7 +64,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
 
 
 def pushed_share(commits: list[Committed]) -> float:
-    """Of the bytes of use that these commits fetched, the part that came down the plan's trees unasked."""
+    """Returns the share of the useful bytes of these commits that the plan's trees pushed."""
     useful = sum(event.fetched_bytes - event.wasted_bytes for event in commits)
     return sum(event.pushed_bytes for event in commits) / useful
 

@@ -43,11 +43,11 @@ def test_publish_seeds_until_the_actors_have_it_and_goes(swarm: Swarm) -> None:
     assert "Traceback" not in hub.stderr
 
 
-def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) -> None:
-    """A hub that was talked into trusting a stranger announces the stranger's run; the actor trusts its own key."""
-    stranger = tmp_path / "stranger"
-    stranger.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
-    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", stranger, "--port", 0, *LOCAL)
+def test_a_version_signed_by_another_key_is_not_committed(swarm: Swarm, tmp_path: Path) -> None:
+    """A hub that also trusts another key announces the run of that key; the actor trusts its own key alone."""
+    untrusted = tmp_path / "untrusted"
+    untrusted.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
+    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", untrusted, "--port", 0, *LOCAL)
     swarm.found(hub)
     model, place = Model(), swarm.place / "checkpoint"
     swarm.sums[0] = model.write(place)
@@ -55,7 +55,7 @@ def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) 
     assert publishing(swarm, place).exit_code() == 0
     swarm.converged(actor, "actor", 0)
     model.step().write(tmp_path / "forged")
-    flags = ["--to", swarm.url, "--key", stranger, "--store", tmp_path / "rival-store"]
+    flags = ["--to", swarm.url, "--key", untrusted, "--store", tmp_path / "rival-store"]
     rival = swarm.run("publish", tmp_path / "forged", *flags, *LOCAL)
     actor.wait_for("Trouble", message=lambda m: "a key that is not trusted" in m)
     assert sums(swarm.place / "actor" / "current") == swarm.sums[0]
@@ -64,7 +64,7 @@ def test_what_another_key_signed_is_not_made_live(swarm: Swarm, tmp_path: Path) 
     assert [event["version"] for event in actor.find("Committed")] == [0]
 
 
-def test_publish_says_so_when_nobody_comes_for_it(swarm: Swarm) -> None:
+def test_publish_reports_that_no_actor_came(swarm: Swarm) -> None:
     swarm.hub()
     Model(rows=64).write(swarm.place / "checkpoint")
     done = publishing(swarm, swarm.place / "checkpoint", "--timeout", 0.5)
@@ -85,14 +85,14 @@ async def test_publish_does_not_wait_for_ever_for_a_member_that_never_acknowledg
     Model(rows=64).write(swarm.place / "checkpoint")
     async with await silent(swarm):
         actor = swarm.actor("one")
-        done = publishing(swarm, swarm.place / "checkpoint", "--actors", 1, "--patience", 1)
+        done = publishing(swarm, swarm.place / "checkpoint", "--actors", 1, "--straggler-timeout", 1)
         assert await asyncio.to_thread(done.exit_code) == 0, done.stderr
         told = done.find("Trouble", message=lambda m: "not waiting any longer: 1 of 2 actors run version 0" in m)
         assert told and "55555555 at 127.0.0.1 (runs nothing)" in told[0]["message"]
         assert actor.find("Committed", version=0)
 
 
-async def test_publish_names_whom_it_waited_for_when_its_time_is_up(swarm: Swarm) -> None:
+async def test_publish_names_the_missing_actors_at_its_timeout(swarm: Swarm) -> None:
     swarm.hub(ttl=60)
     Model(rows=64).write(swarm.place / "checkpoint")
     async with await silent(swarm):

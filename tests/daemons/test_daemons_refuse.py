@@ -17,7 +17,7 @@ from daemon_parts import LOCAL, Process, Swarm
 from p2psync.cli.main import main
 from p2psync.protocol.keys import private_text, public_text
 
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TOKEN = "open-sesame"
 
 
@@ -39,7 +39,7 @@ def taken_port() -> Iterator[int]:
 
 
 def refused(process: Process, code: int = 1) -> str:
-    """Its one line."""
+    """Checks that a process was refused; returns its one line."""
     assert process.exit_code() == code, process.stderr
     lines = [line for line in process.stderr.splitlines() if line.startswith("p2psync: ")]
     assert len(lines) == 1 and "Traceback" not in process.stderr, process.stderr
@@ -48,10 +48,10 @@ def refused(process: Process, code: int = 1) -> str:
 
 
 def test_an_actor_that_trusts_another_key_is_refused(running: Swarm) -> None:
-    stranger = public_text(STRANGER.public_key().public_bytes_raw())
-    actor = running.actor("stranger", trust=stranger, token=TOKEN)
+    untrusted = public_text(UNTRUSTED_KEY.public_key().public_bytes_raw())
+    actor = running.actor("untrusted", trust=untrusted, token=TOKEN)
     assert "a key that is not trusted" in refused(actor)
-    assert running.current("stranger") == {}
+    assert running.current("untrusted") == {}
 
 
 def test_a_wrong_join_token_is_refused(running: Swarm) -> None:
@@ -79,7 +79,7 @@ def test_publishing_without_a_hub_is_refused(running: Swarm, tmp_path: Path) -> 
 
 def test_a_trainer_whose_key_the_hub_does_not_trust_is_refused(running: Swarm, tmp_path: Path) -> None:
     key = tmp_path / "key"
-    key.write_text(private_text(STRANGER))
+    key.write_text(private_text(UNTRUSTED_KEY))
     rival = running.trainer(hub=False, store=tmp_path / "store", key=key, token=TOKEN)
     assert "does not trust" in refused(rival)
     join = ["--join", running.url, "--trust", running.public, "--token", TOKEN]
@@ -98,7 +98,7 @@ def test_a_second_trainer_with_one_store_is_refused(running: Swarm) -> None:
     assert "in use by another process" in refused(running.trainer(hub=False, token=TOKEN))
 
 
-def test_a_directory_whose_current_is_not_ours_is_refused(running: Swarm) -> None:
+def test_a_directory_with_a_foreign_current_is_refused(running: Swarm) -> None:
     place = running.place / "foreign" / "current"
     place.mkdir(parents=True)
     (place / "precious.txt").write_text("mine")
@@ -116,12 +116,12 @@ def test_a_store_that_cannot_be_made_is_refused(running: Swarm, tmp_path: Path) 
 def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Path) -> None:
     store = copy_of(running.place / "store", tmp_path / "store")
     key = tmp_path / "key"
-    key.write_text(private_text(STRANGER))
+    key.write_text(private_text(UNTRUSTED_KEY))
     assert "were signed with" in refused(running.trainer(hub=False, store=store, key=key, token=TOKEN))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["trainer", "--watch", "/nonexistent/dir"], "is not a directory"),
         (["actor", "--join", "http://h:1", "--trust", "no key"], "is not a public key"),
@@ -138,7 +138,7 @@ def test_a_store_signed_with_another_key_is_refused(running: Swarm, tmp_path: Pa
 )
 def test_wrong_usage_is_refused_in_one_line(
     arguments: list[str],
-    says: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -149,7 +149,7 @@ def test_wrong_usage_is_refused_in_one_line(
         main()
     assert ended.value.code == 2
     told = capsys.readouterr().err
-    assert says in told and "Traceback" not in told
+    assert message in told and "Traceback" not in told
     assert not (tmp_path / "into").exists()
 
 
@@ -213,7 +213,7 @@ def refused_later(process: Process) -> str:
 
 
 @pytest.mark.parametrize("command", ["hub", "actor"])
-def test_a_daemon_of_the_background_leaves_interrupts_ignored_and_ends_when_told(running: Swarm, command: str) -> None:
+def test_a_daemon_in_the_background_ignores_interrupts_and_ends_at_sigterm(running: Swarm, command: str) -> None:
     words: dict[str, list[object]] = {
         "hub": ["--port", 0],
         "actor": ["--join", running.url, "--into", running.place / "background", "--token", TOKEN],

@@ -1,4 +1,4 @@
-"""A relay keeps no weights: it fetches what is announced, serves it, and tells how far it is."""
+"""A relay keeps no weights: it fetches announced versions, serves them, and reports its progress."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def payloads(place: Path) -> dict[str, bytes]:
     return {path.parent.name: (path.parent / "payload").read_bytes() for path in place.glob("packs/*/done")}
 
 
-def test_a_relay_holds_what_was_published_and_nothing_else(swarm: Swarm) -> None:
+def test_a_relay_holds_only_published_chunks(swarm: Swarm) -> None:
     trainer = swarm.trainer(anchor_ratio=50)
     daemon = relay(swarm)
     model = Model()
@@ -89,7 +89,7 @@ def test_the_hub_knows_a_relay_as_one(swarm: Swarm) -> None:
     assert [m["version"] for m in members if m["info"]["role"] == "relay"] == [0]
 
 
-def test_wrong_uses_are_told_in_one_line(swarm: Swarm) -> None:
+def test_wrong_options_are_refused_in_one_line(swarm: Swarm) -> None:
     url, key = "http://127.0.0.1:9", swarm.public
     for options in (
         ("--relay",),

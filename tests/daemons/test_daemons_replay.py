@@ -12,7 +12,7 @@ from p2psync.protocol.manifest import SignedManifest, decode_body
 from p2psync.trainer.run_state import RunState
 
 
-async def test_an_actor_does_not_go_back_to_what_an_old_view_announces(swarm: Swarm) -> None:
+async def test_an_actor_does_not_go_back_to_a_version_of_an_old_view(swarm: Swarm) -> None:
     hub = swarm.hub()
     trainer = swarm.trainer(hub=False, anchor_ratio=50)
     model = Model(rows=64)
@@ -22,7 +22,7 @@ async def test_an_actor_does_not_go_back_to_what_an_old_view_announces(swarm: Sw
         model.step()
         swarm.publish(model, trainer)
     swarm.converged(actor, "one", 2)
-    past = sorted(
+    old_manifests = sorted(
         (path.read_bytes() for path in (swarm.place / "store").glob("packs/*/manifest")),
         key=lambda data: decode_body(msgspec.msgpack.decode(data, type=SignedManifest).body).version,
     )
@@ -37,7 +37,7 @@ async def test_an_actor_does_not_go_back_to_what_an_old_view_announces(swarm: Sw
         claim = await client.claim(
             parse_private(swarm.key_file.read_text()), node="ab" * 16, run=state.run, epoch=state.epoch
         )
-        await client.announce(claim.token, past[:2])
+        await client.announce(claim.token, old_manifests[:2])
     actor.wait_for("HubJoined", seen)
     fresh = swarm.actor("two")
     fresh.wait_for("HubJoined")

@@ -20,7 +20,7 @@ LIMIT = 30.0
 
 
 def answer(url: str, count: int, version: int, digest: str) -> list[str]:
-    """An actor that leases so many items and answers them under a version; what became of each."""
+    """Leases so many items as an actor and answers them under a version; returns the verdict on each."""
 
     async def work() -> list[str]:
         async with HubClient(url) as hub:
@@ -36,7 +36,7 @@ def answer(url: str, count: int, version: int, digest: str) -> list[str]:
                         version=version,
                         digest=digest,
                         tokens=5,
-                        patience=LIMIT,
+                        timeout_seconds=LIMIT,
                     )
                     verdicts.append(receipt.verdict)
             return verdicts
@@ -80,7 +80,7 @@ def test_a_framework_uses_the_ledger_of_a_daemon_that_is_killed(swarm: Swarm) ->
     assert trainer.stop() == 0
 
 
-def test_only_who_bears_the_token_puts_work_in(swarm: Swarm) -> None:
+def test_work_is_put_in_only_with_the_token(swarm: Swarm) -> None:
     swarm.trainer("--rollouts")
     token: Path = swarm.place / "store" / "rollouts.token"
     assert token.stat().st_mode & 0o777 == 0o600

@@ -71,7 +71,7 @@ async def restarted(site: Site, name: str, **more: str):
     return await site.actor(name, **more)
 
 
-async def test_a_trainer_that_supersedes_a_newer_run_has_every_actor_back_and_who_was_away_fetches_nothing(
+async def test_every_actor_returns_to_a_trainer_that_supersedes_a_newer_run_and_absent_ones_fetch_nothing(
     site: Site,
 ) -> None:
     weights = small(1)
@@ -113,7 +113,7 @@ async def test_a_version_that_is_waited_for_is_one_of_the_run_that_the_hub_offer
     assert actor.node.position == trainer.position
 
 
-async def test_an_actor_told_to_follow_a_run_follows_that_and_no_other(site: Site) -> None:
+async def test_an_actor_with_follow_run_follows_no_other_run(site: Site) -> None:
     weights = small(1)
     run_a, run_b = await a_then_b(site, weights, "x", "y")
     trainer, _ = await site.trainer("a")
@@ -131,7 +131,7 @@ async def test_an_actor_told_to_follow_a_run_follows_that_and_no_other(site: Sit
     assert pinned.node.position.run == run_a
 
 
-async def test_a_run_that_was_announced_and_never_committed_binds_nobody(site: Site) -> None:
+async def test_a_run_that_was_never_committed_binds_no_actor(site: Site) -> None:
     weights = small(1)
     trainer, _ = await site.trainer("a")
     await site.publish(trainer, weights.step())
@@ -150,7 +150,7 @@ async def test_a_run_that_was_announced_and_never_committed_binds_nobody(site: S
 # ---- a hub that is held --------------------------------------------------------------------------------------------
 
 
-async def test_a_new_run_takes_a_held_hub_only_on_purpose_and_the_first_trainer_says_by_whom(site: Site) -> None:
+async def test_a_new_run_takes_a_held_hub_only_on_purpose_and_the_first_trainer_names_it(site: Site) -> None:
     await site.hub()
     first, _ = await site.trainer("a", at_hub=True)
     await site.publish(first, small(1))
@@ -189,7 +189,7 @@ async def test_a_hub_inside_a_trainer_takes_no_other_and_stays_with_its_members(
     assert trainer.fenced is None
 
 
-async def test_a_hub_that_was_started_anew_is_not_lost_to_who_comes_first(site: Site) -> None:
+async def test_a_restarted_hub_is_not_lost_to_the_first_trainer_that_claims_it(site: Site) -> None:
     await site.hub()
     first, _ = await site.trainer("a", at_hub=True)
     await site.publish(first, small(1))

@@ -1,4 +1,4 @@
-"""Which states of a watched directory `p2psync trainer --watch` publishes, and which it waits with or refuses."""
+"""`p2psync trainer --watch` publishes whole checkpoints, waits for unfinished ones, and refuses broken ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def model() -> Model:
 
 
 def digest_of(contents: dict[str, bytes], place: Path, shared: Swarm, trainer: Process) -> str:
-    """What the trainer says of a checkpoint that appears whole."""
+    """The digest that the trainer reports for a checkpoint that appears whole."""
     seen = len(trainer.events)
     write_files(place.with_name(f".{place.name}"), contents)
     place.with_name(f".{place.name}").rename(place)
@@ -66,7 +66,7 @@ def test_the_same_bits_again_are_not_published(shared: Swarm, trainer: Process, 
     ],
     ids=["cut", "empty", "huge header", "odd header", "unknown type", "too long"],
 )
-def test_a_broken_file_is_told_in_one_line_and_the_next_checkpoint_is_published(
+def test_a_broken_file_is_reported_in_one_line_and_the_next_checkpoint_is_published(
     shared: Swarm, trainer: Process, model: Model, damage: object, request: pytest.FixtureRequest
 ) -> None:
     assert callable(damage)

@@ -18,7 +18,7 @@ from daemon_parts import ROOT, Swarm
 pytestmark = pytest.mark.smollm
 STEPS = 3
 #: An anchor of 190 MB on a busy machine (seconds).
-PATIENCE = 180.0
+TIMEOUT = 180.0
 
 
 @dataclass
@@ -55,25 +55,25 @@ def test_a_real_model_is_the_same_on_every_side_after_every_publish(steps: Path,
         files = model.write(swarm.watch / name)
         version = STEPS - len(model.numbers)
         swarm.sums[version] = files
-        trainer.wait_for("Published", version=version, limit=PATIENCE)
+        trainer.wait_for("Published", version=version, limit=TIMEOUT)
         return version
 
     assert publish() == 0
     for name, actor in actors.items():
-        actor.wait_for("Committed", version=0, limit=PATIENCE)
+        actor.wait_for("Committed", version=0, limit=TIMEOUT)
         assert swarm.current(name) == swarm.sums[0]
     while model.numbers:
         version = publish()
         for name, actor in actors.items():
-            actor.wait_for("Committed", version=version, limit=PATIENCE)
+            actor.wait_for("Committed", version=version, limit=TIMEOUT)
             assert swarm.current(name) == swarm.sums[version]
 
     late = swarm.actor("late")
-    late.wait_for("Committed", version=STEPS, limit=PATIENCE)
+    late.wait_for("Committed", version=STEPS, limit=TIMEOUT)
     assert swarm.current("late") == swarm.sums[STEPS]
 
     based = swarm.actor("based", base=steps / "step-0")
-    done = based.wait_for("Committed", version=STEPS, limit=PATIENCE)
+    done = based.wait_for("Committed", version=STEPS, limit=TIMEOUT)
     assert swarm.current("based") == swarm.sums[STEPS]
     deltas = sum(event["payload_bytes"] for event in trainer.find("Published", anchor=False))
     assert done["fetched_bytes"] < 3 * deltas < 100e6, "only deltas travelled, not the anchor"

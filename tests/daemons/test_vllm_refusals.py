@@ -1,4 +1,4 @@
-"""What an engine of vLLM is refused for, told from its configuration alone."""
+"""vLLM engines are refused from their configuration alone, with the reason."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_a_plain_engine_is_taken(tmp_path: Path) -> None:
         ({"model_config__model": "org/name"}, "a local directory, not 'org/name'"),
     ],
 )
-def test_what_cannot_be_kept_exact_is_named(tmp_path: Path, change: dict[str, Any], match: str) -> None:
+def test_options_that_break_exactness_are_refused_by_name(tmp_path: Path, change: dict[str, Any], match: str) -> None:
     with pytest.raises(EngineError, match=match):
         check_supported(config(tmp_path, **change))

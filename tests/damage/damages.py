@@ -8,7 +8,7 @@ from pathlib import Path
 
 from file_damages import (
     Damage,
-    add_beside,
+    add_foreign_file,
     cut,
     delete,
     empty,
@@ -25,14 +25,14 @@ from file_damages import (
 )
 
 OF_FILES: Sequence[Damage] = (
-    *(delete, empty, cut, cut, grow, flip, flip, garble, replace, add_beside),
+    *(delete, empty, cut, cut, grow, flip, flip, garble, replace, add_foreign_file),
     *(to_directory, to_nowhere, to_fifo, to_theirs, forbid),
 )
-OF_DIRECTORIES: Sequence[Damage] = (delete, empty, to_file, to_nowhere, to_fifo, forbid, add_beside)
+OF_DIRECTORIES: Sequence[Damage] = (delete, empty, to_file, to_nowhere, to_fifo, forbid, add_foreign_file)
 
 
 def places(root: Path, spared: Callable[[Path], bool]) -> list[Path]:
-    """Everything below a directory, in a fixed order, but for what is spared."""
+    """Returns everything below a directory, in a fixed order, without spared paths."""
     found = [path for path in root.rglob("*") if not spared(path) and not path.name.startswith(".theirs")]
     return sorted(found)
 
@@ -43,9 +43,9 @@ def damage_one(
     spared: Callable[[Path], bool],
     unseen: Callable[[Path], bool] = lambda path: False,
 ) -> str:
-    """Damage one thing below `root`; returns what was done, "" if there is nothing.
+    """Damages one file or folder below `root`. Returns a description of the damage, "" if nothing lies there.
 
-    unseen: files of which nobody looks whether their bits turned, so that none of them is.
+    unseen: tells files whose flipped bits nobody would notice; their bits are left alone.
     """
     found = places(root, spared)
     if not found:

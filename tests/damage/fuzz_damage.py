@@ -38,7 +38,7 @@ from p2psync.trainer.versions.builder import LocalVersionBuilder
 #: One case that takes longer (seconds) is a hang: the process is ended with a trace.
 HANG = 120
 #: Chunks that are fetched at most, as a multiple of all there are: damage costs a new copy, and not many.
-MOST_FETCHED = 12
+MAX_FETCHED_FACTOR = 12
 
 
 @dataclass
@@ -121,7 +121,7 @@ class Case:
     def _judge(self, life: Life, arrived: bool) -> None:
         one_line(life.troubles)
         fetched = sum(len(chunks) for chunks in self._published.chunks.values())
-        assert life.counts["fetched"] <= MOST_FETCHED * fetched, f"{life.counts['fetched']} chunks were fetched"
+        assert life.counts["fetched"] <= MAX_FETCHED_FACTOR * fetched, f"{life.counts['fetched']} chunks were fetched"
         if not arrived:
             assert life.troubles, "it did not get there, and said nothing"
             self._refuse(life.troubles[-1])
@@ -223,7 +223,7 @@ def _check_versions(store: Store, builder: LocalVersionBuilder, source: Arrays, 
 
 
 def run_cases(seeds: range, report: Report, on: Path | None = None) -> None:
-    """Run these seeds, and note what came of them. on: a directory of the file system to be used."""
+    """Runs these seeds, and collects their outcomes. on: a directory of the file system to be used."""
     with tempfile.TemporaryDirectory(prefix="p2psync-damage-", dir=on) as folder:
         place = Path(folder)
         published = Published(place / "published")

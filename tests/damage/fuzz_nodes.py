@@ -1,4 +1,4 @@
-"""The same damage to whole nodes on loopback: a trainer, a relay and two actors, while they run and between two lives.
+"""Damages the files of whole nodes on loopback: a trainer, a relay and two actors, while they run and in between.
 
     python -m tests.damage.fuzz_nodes --seeds 0:40
 
@@ -44,7 +44,7 @@ class Node:
         self.troubles: list[str] = []
 
     async def start(self) -> None:
-        """Start it. Raises `P2PSyncError` for what it refuses."""
+        """Starts the node. Raises `P2PSyncError` if it refuses its files."""
         config = ActorConfig(
             hub_url=self._hub,
             trusted=TRUSTED,
@@ -66,7 +66,7 @@ class Node:
 
 
 async def run_case(seed: int, published: Published, place: Path, root: Path) -> str:
-    """One seed; returns what was done and what came of it. Raises whatever should not be."""
+    """Runs one seed; returns the damage and the outcome. Raises for a wrong outcome."""
     dice = random.Random(f"nodes {seed}")
     done: list[str] = []
     trainer = TrainerNode(

@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def _compiled(compiled: None) -> None:
-    """No test is timed while it compiles."""
+    """Compiles the codec first, so that no test is timed while it compiles."""

@@ -11,7 +11,7 @@ from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, EncodedChunk, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
-from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
+from p2psync.delta.tensors import DTYPE_BITS, TableRow, TensorSpec, Units
 
 GRID = 1 << 16
 DTYPES = sorted(DTYPE_BITS)
@@ -55,7 +55,7 @@ def change(rng: np.random.Generator, old: Units, density: float, kind: str) -> U
 
 
 def misaligned(units: Units, offset: int = 1) -> Units:
-    """The same units at an odd address, in memory that cannot be written, as in a memory map."""
+    """Copies units to an odd address, in memory that cannot be written, as in a memory map."""
     data = b"\0" * offset + units.tobytes()
     return np.frombuffer(data, units.dtype, units.size, offset)
 
@@ -64,7 +64,7 @@ Tensors = Sequence[Units | None]
 
 
 def encode(
-    rows: Sequence[Row], old: Tensors, new: Tensors, *, block_units: int = GRID, chunk_bytes: int = 1 << 16
+    rows: Sequence[TableRow], old: Tensors, new: Tensors, *, block_units: int = GRID, chunk_bytes: int = 1 << 16
 ) -> tuple[list[EncodedChunk], ChunkEncoder]:
     encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes)
     chunks = [chunk for k in range(len(rows)) for chunk in encoder.add(k, old[k], new[k])]
@@ -72,17 +72,17 @@ def encode(
 
 
 def encode_blocks(
-    rows: Sequence[Row], blocks: Sequence[Block], *, block_units: int = GRID, chunk_bytes: int = 1 << 16
+    rows: Sequence[TableRow], blocks: Sequence[Block], *, block_units: int = GRID, chunk_bytes: int = 1 << 16
 ) -> list[EncodedChunk]:
     encoder = ChunkEncoder(rows, block_units=block_units, chunk_bytes=chunk_bytes)
     return [chunk for block in blocks for chunk in encoder.add_block(block)] + list(encoder.finish())
 
 
-def decode(chunks: Sequence[EncodedChunk], rows: Sequence[Row], block_units: int = GRID) -> list[Block]:
+def decode(chunks: Sequence[EncodedChunk], rows: Sequence[TableRow], block_units: int = GRID) -> list[Block]:
     return [block for chunk in chunks for block in decode_chunk(chunk.data, rows, block_units)]
 
 
-def apply_all(rows: Sequence[Row], old: Tensors, blocks: Sequence[Block]) -> list[Units]:
+def apply_all(rows: Sequence[TableRow], old: Tensors, blocks: Sequence[Block]) -> list[Units]:
     """Apply blocks as an actor does: to copies of existing tensors, and to zeros for added ones."""
     live = [
         np.zeros(row.spec.count, row.spec.unit) if units is None else units.copy()
@@ -93,13 +93,13 @@ def apply_all(rows: Sequence[Row], old: Tensors, blocks: Sequence[Block]) -> lis
     return live
 
 
-def total_digest(rows: Sequence[Row], tensors: Tensors) -> int:
+def total_digest(rows: Sequence[TableRow], tensors: Tensors) -> int:
     parts = [digest_units(row.spec, units) for row, units in zip(rows, tensors, strict=True) if units is not None]
     return sum(parts) % MODULUS
 
 
 def same(a: Block, b: Block) -> bool:
-    """Equal blocks, bit for bit."""
+    """Checks that blocks are equal, bit for bit."""
     if (a.row, a.start, a.count, a.steps.dtype) != (b.row, b.start, b.count, b.steps.dtype):
         return False
     if (a.positions is None) != (b.positions is None):

@@ -78,7 +78,7 @@ def run(seed: int, begin: int, end: int, note: Callable[[int], None] = lambda _:
 
 
 def prepare(seed: int, number: int, pool: list[FuzzSample]) -> tuple[str, Callable[[], None]]:
-    """How an input was made, and the function that decodes and checks it."""
+    """Makes an input. Returns a description of it, and the function that decodes and checks it."""
     choice = random.Random(seed << 40 | number)
     kind = choice.random()
     if kind < 0.85:

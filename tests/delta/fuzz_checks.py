@@ -12,7 +12,7 @@ from fuzz_mutations import Input
 from p2psync.delta.block import block_count, block_range, block_span
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import digest_from_bytes, tensor_key
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.protocol.manifest import Manifest, decode_body, open_signed
 
 _TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
@@ -55,7 +55,7 @@ def check(manifest: Manifest) -> None:
     """Check that every number is within its bounds, and every row is a tensor that can be cut into blocks."""
     rows = manifest.rows()
     for row in rows:
-        Kind(row.spec.kind)
+        TensorKind(row.spec.kind)
         assert tensor_key(row.spec).size == 2
         assert 0 <= row.spec.nbytes < 1 << 63
         assert 0 <= block_count(row.spec, manifest.block_units) < 1 << 48

@@ -90,7 +90,7 @@ def blind(choice: random.Random, data: bytes) -> bytes:
 
 
 def _value(choice: random.Random, value: Any) -> Any:
-    """Another value, of the same type or not."""
+    """Returns another value, of the same type or not."""
     if choice.random() < 0.3:
         return choice.choice(_OTHER)
     if isinstance(value, list):

@@ -1,5 +1,7 @@
-"""What a liar may do to a chunk: to its bytes as they are, to its parts before they are packed, to what it is read
-against. Every mutation draws from `random.Random` alone, so that an input can be made again from its number."""
+"""Mutations of a chunk that a hostile peer could make: of its bytes, of its parts before they are packed, and of the
+base and table that it is read against.
+
+Every mutation draws from `random.Random` alone, so an input can be made again from its number."""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from fuzz_values import EDGE_BYTES, EDGE_NUMBERS, apart, number, pack, some_stre
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.history import ChangeHistory, HistoryLookup
 from p2psync.delta.streams import pack_streams, read_varint, varint
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tensors import TableRow, Units
 
 #: Bytes that a bomb unpacks to; mostly small ones.
 _BOMBS = (1 << 10,) * 6 + (1 << 16,) * 6 + (1 << 20, MAX_CHUNK_BYTES - 16, MAX_CHUNK_BYTES, 16 << 20)
@@ -30,7 +32,7 @@ class Input:
     """The arguments of `decode_chunk`."""
 
     data: bytes
-    rows: Sequence[Row]
+    rows: Sequence[TableRow]
     block_units: int
     base: Base
     how: str
@@ -57,7 +59,7 @@ def draw(choice: random.Random, pool: Sequence[FuzzSample]) -> Input:
 
 
 def _against(choice: random.Random, given: Input, sample: FuzzSample, pool: Sequence[FuzzSample]) -> Input:
-    """The same chunk with another table, base or history."""
+    """Gives the chunk another table, base or history."""
     old = sample.old
     rng = np.random.default_rng(choice.getrandbits(32))
     match choice.randrange(9):
@@ -90,7 +92,7 @@ def _base(old: Sequence[Units | None], row: int) -> Units:
     return np.zeros(0, np.uint16) if units is None else units
 
 
-def _of(row: Row) -> Units:
+def _of(row: TableRow) -> Units:
     """Zeros, unless they are too many to allocate."""
     return np.zeros(row.spec.count if row.spec.count < 1 << 21 else 0, row.spec.unit)
 

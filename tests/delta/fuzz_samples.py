@@ -13,7 +13,7 @@ from delta_parts import DTYPES, GRID, change, random_units, spec
 
 from p2psync.delta.container import PROFILES, ChunkEncoder
 from p2psync.delta.history import ChangeHistory, HistoryLookup
-from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
+from p2psync.delta.tensors import DTYPE_BITS, TableRow, TensorSpec, Units
 from p2psync.protocol.manifest import Manifest, pack_table
 
 _STATES = ((True, True), (True, True), (True, True), (True, True), (False, True), (True, False))
@@ -26,7 +26,7 @@ _DENSITIES = (1e-4, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0)
 class FuzzSample:
     """One delta: its table, its tensors before, and its chunks of one profile."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     old: tuple[Units | None, ...]
     block_units: int
     chunks: tuple[bytes, ...]
@@ -55,7 +55,7 @@ def make_sample(seed: int, *, large: bool = False) -> FuzzSample:
         dtype = "BF16" if choice.random() < (0.7 if profile == "tight" else 0.3) else choice.choice(DTYPES)
         count = choice.choice(_LARGE if large else _COUNTS)
         shape = (count,) if DTYPE_BITS[dtype] >= 8 else (count, 4)
-        row = Row(spec(dtype, shape, f"{k:02d}"), *choice.choice(_STATES))
+        row = TableRow(spec(dtype, shape, f"{k:02d}"), *choice.choice(_STATES))
         density, kind = choice.choice(_DENSITIES), choice.choice(("one", "little", "any", "law"))
         if kind == "law" and row.spec.width == 2:
             before, after = law_step(rng, row.spec.count, min(density, 0.04))
@@ -81,7 +81,7 @@ def make_sample(seed: int, *, large: bool = False) -> FuzzSample:
     return FuzzSample(tuple(rows), tuple(old), block_units, tuple(chunks), manifest, history)
 
 
-def _histories(rows: Sequence[Row], choice: random.Random, rng: np.random.Generator) -> HistoryLookup:
+def _histories(rows: Sequence[TableRow], choice: random.Random, rng: np.random.Generator) -> HistoryLookup:
     """Histories with random directions of none, few, many or all units; some tensors have no history."""
     found: dict[int, ChangeHistory] = {}
     for index, row in enumerate(rows):
@@ -105,7 +105,7 @@ def make_pool(seed: int, size: int) -> list[FuzzSample]:
 
 
 def _manifest(
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     chunks: Sequence[bytes],
     first_rows: list[int],
     profile: str,
@@ -113,7 +113,7 @@ def _manifest(
     encoder: ChunkEncoder,
 ) -> Manifest:
     digest = bytes(range(16))
-    marked = [Row(row.spec, row.before, row.after, digest if k % 3 == 0 else b"") for k, row in enumerate(rows)]
+    marked = [TableRow(row.spec, row.before, row.after, digest if k % 3 == 0 else b"") for k, row in enumerate(rows)]
     return Manifest(
         run="0123456789abcdef" * 2,
         epoch=1,
@@ -133,12 +133,12 @@ def _manifest(
     )
 
 
-def plain_rows(rows: Sequence[Row]) -> list[list[object]]:
+def plain_rows(rows: Sequence[TableRow]) -> list[list[object]]:
     """A table as msgpack sees it: lists that may be changed."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(rows))
 
 
-def other_rows(choice: random.Random, rows: Sequence[Row]) -> list[Row]:
+def other_rows(choice: random.Random, rows: Sequence[TableRow]) -> list[TableRow]:
     """A table that differs from `rows`: a tensor less, or one of another size, dtype or state."""
     found = list(rows)
     k = choice.randrange(len(found))
@@ -147,11 +147,11 @@ def other_rows(choice: random.Random, rows: Sequence[Row]) -> list[Row]:
         case 0:
             del found[k]
         case 1:
-            found[k] = Row(TensorSpec(one.kind, one.name, one.dtype, (choice.choice(_COUNTS), 4)), True, True)
+            found[k] = TableRow(TensorSpec(one.kind, one.name, one.dtype, (choice.choice(_COUNTS), 4)), True, True)
         case 2:
-            found[k] = Row(TensorSpec(one.kind, one.name, choice.choice(DTYPES), (*one.shape, 4)), True, True)
+            found[k] = TableRow(TensorSpec(one.kind, one.name, choice.choice(DTYPES), (*one.shape, 4)), True, True)
         case 3:
-            found[k] = Row(one, *choice.choice(_STATES))
+            found[k] = TableRow(one, *choice.choice(_STATES))
         case _:
-            found[k] = Row(TensorSpec(one.kind, one.name, one.dtype, (1 << 40, 8)), True, True)
+            found[k] = TableRow(TensorSpec(one.kind, one.name, one.dtype, (1 << 40, 8)), True, True)
     return found

@@ -42,7 +42,7 @@ def parts(choice: random.Random, data: bytes, pool: Sequence[FuzzSample]) -> byt
 
 
 def _sides(choice: random.Random, found: list[bytes]) -> list[bytes]:
-    """Change what only a chunk with a history has: the second part, and the signs."""
+    """Mutates the parts that only a chunk with a history has: the second part, and the signs."""
     signs = found[_SIGNS]
     match choice.randrange(7):
         case 0:

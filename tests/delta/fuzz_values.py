@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from p2psync.delta.container import MAX_CHUNK_BYTES
 from p2psync.delta.streams import pack_streams, read_varint, unpack_streams, varint
 
-#: Numbers at the edges of what a varint, a block, a chunk or a table can hold.
+#: Numbers at the limits of a varint, a block, a chunk or a table.
 EDGE_NUMBERS = (
     0,
     1,

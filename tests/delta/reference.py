@@ -8,13 +8,13 @@ from itertools import pairwise
 import zstandard
 from blake3 import blake3
 
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 
 M64 = (1 << 64) - 1
 
 
-def read_chunk(data: bytes, rows: Sequence[Row], block_units: int) -> list[dict[tuple[int, int], int]]:
-    """For each block the steps, as {(row, unit): step}; zeros of dense blocks are left out."""
+def read_chunk(data: bytes, rows: Sequence[TableRow], block_units: int) -> list[dict[tuple[int, int], int]]:
+    """Returns for each block the steps, as {(row, unit): step}; zeros of dense blocks are left out."""
     assert data[:2] == b"\x70\x01"
     at = 2
 
@@ -101,7 +101,7 @@ def _step(code: int, streams: list[list[int]], width: int) -> int:
     return int.from_bytes(bytes(streams[4].pop() for _ in range(width)), "little")
 
 
-def _turn_back(value: int, row: Row, bits: int) -> int:
+def _turn_back(value: int, row: TableRow, bits: int) -> int:
     if row.before and row.after:
         return _unzigzag(value, bits)
     turned = value >> 1 | (value & 1) << (bits - 1)

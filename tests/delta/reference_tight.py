@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import reference
 import zstandard
 
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 Steps = dict[tuple[int, int], int]
 #: Returns a row's history, or None: for each unit whether it is known, and whether its last step was negative.
@@ -16,12 +16,12 @@ HistoryLookup = Callable[[int], Sequence[Sequence[int]] | None]
 
 def read_chunk(
     data: bytes,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     base: Callable[[int], Sequence[int]],
     history: HistoryLookup = lambda row: None,
 ) -> list[Steps]:
-    """For each block, in rising order, the steps, as {(row, unit): step}."""
+    """Returns for each block, in rising order, the steps, as {(row, unit): step}."""
     if data[1] == 1:
         return reference.read_chunk(data, rows, block_units)
     assert data[:2] in (b"\x70\x02", b"\x70\x03")
@@ -59,14 +59,14 @@ def cut(data: bytes, count: int) -> list[bytes]:
 def read_part(
     meta: bytes,
     symbols: bytes,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     base: Callable[[int], Sequence[int]],
     selected: Callable[[int, int], bool],
     *,
     signed: bool = True,
 ) -> list[Steps]:
-    """For each block the steps of the units that are `selected`."""
+    """Returns for each block the steps of the units that are `selected`."""
     found: list[Steps] = []
     if not meta:
         return found
@@ -192,7 +192,7 @@ def spread(levels: list[int]) -> list[int]:
 
 
 def read_block_headers(
-    data: bytes, rows: Sequence[Row], block_units: int, classes: int
+    data: bytes, rows: Sequence[TableRow], block_units: int, classes: int
 ) -> list[tuple[int, int, int, list[int], int, int]]:
     headers, at, row, index, sizes, end = [], 0, 0, -1, [0] * classes, 0
     while at < len(data):

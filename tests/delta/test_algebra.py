@@ -20,7 +20,7 @@ from p2psync.delta.algebra import (
 from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import extract_block
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 
 FAR = 2**33 + GRID
 
@@ -49,7 +49,7 @@ def join(a, b):
 
 
 def equal(a, b):
-    """Equal in what they do: None, dense or sparse."""
+    """Checks that blocks have equal effects: None, dense or sparse."""
     if a is None or b is None:
         return a is b
     parts = [next(iter(split_block(Block(x.row, x.start, x.count, *_sparse(x)), 1 << 20))) for x in (a, b)]
@@ -230,7 +230,7 @@ def test_apply_refuses_read_only_weights():
 def test_reblock_keeps_the_change(seed, dtype, density, sizes):
     generator = np.random.default_rng(seed)
     one = spec(dtype, (generator.integers(1, 300_000),))
-    rows = [Row(one, True, True)] * 2
+    rows = [TableRow(one, True, True)] * 2
     old = random_units(generator, one.unit, one.count)
     new = change(generator, old, density, "any")
     coarse, fine = (_blocks(one, old, new, 1 << size) for size in sizes)

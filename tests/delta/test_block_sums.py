@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from p2psync.delta.block import MAX_BLOCK_UNITS, block_span
 from p2psync.delta.kernels.block_sums import ScanSums, sum_blocks
 from p2psync.delta.kernels.unit_loops import TILE_UNITS
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.store.encoding import Encoding
 
 
@@ -51,7 +51,7 @@ def test_scan_sums_both_copies_and_its_steps(dtype: str, count: int, profile: st
     of = spec(dtype, (count,))
     old, new = drawn(of)
     old[2000:9000] = new[2000:9000] + np.array(3, of.unit)  # a dense stretch
-    with Encoding(Nowhere(), [Row(of, True, True)], profile=profile, summed=True) as encoding:
+    with Encoding(Nowhere(), [TableRow(of, True, True)], profile=profile, summed=True) as encoding:
         encoding.take(0, old, new)
         encoding.finish()
     scan = encoding.sums[0]

@@ -10,7 +10,7 @@ from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.fast.codec import FAST_CODE
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight import scratch, symbols, writer
 from p2psync.delta.tight.writer import TIGHT_CODE, _fast_rate, _gap_rate
 
@@ -30,7 +30,7 @@ def stepped(densities=DENSITIES, seed=0):
 
 
 def encode(old, new, chunk_bytes, found=None):
-    row = Row(spec("BF16", (old.size,)), True, True)
+    row = TableRow(spec("BF16", (old.size,)), True, True)
     encoder = ChunkEncoder([row], block_units=GRID, chunk_bytes=chunk_bytes, profile="tight")
     chunks = [*(encoder.add(0, old, new) if found is None else encoder.add_found(0, found, old)), *encoder.finish()]
     return [chunk.data for chunk in chunks], encoder, row, chunks

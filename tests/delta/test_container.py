@@ -32,7 +32,7 @@ from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import MAX_CHUNK_BYTES, ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_units
 from p2psync.delta.extract import extract_block
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.errors import FormatError
 
 STATES = [(True, True), (False, True), (True, False)]
@@ -45,7 +45,7 @@ def deltas(draw, most=3):
     for k in range(draw(st.integers(1, most))):
         one, before, after = draw(pairs(most=GRID + 5))
         one = TensorSpec(one.kind, f"{k}{one.name}", one.dtype, one.shape)
-        row = Row(one, *draw(st.sampled_from(STATES)))
+        row = TableRow(one, *draw(st.sampled_from(STATES)))
         rows.append(row)
         old.append(before if row.before else None)
         new.append(after if row.after else None)
@@ -84,14 +84,14 @@ def test_container_round_trips_every_bit_pattern_of_every_dtype(dtype, state):
     elements = old.size if spec(dtype).count == 8 else old.size * 4
     if spec(dtype, (elements,)).count != old.size:
         old, new = (np.resize(units, spec(dtype, (elements,)).count) for units in (old, new))
-    row = Row(spec(dtype, (elements,)), *state)
+    row = TableRow(spec(dtype, (elements,)), *state)
     check_round_trip([row], [old if row.before else None], [new if row.after else None])
 
 
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 5), (1,)])
 def test_container_round_trips_scalars_and_empty_tensors(shape, state):
-    row = Row(spec("F32", shape), *state)
+    row = TableRow(spec("F32", shape), *state)
     units = np.full(row.spec.count, 0x7FC00001, np.uint32)
     old = units if row.before else None
     new = (units + np.uint32(1) if row.before else units) if row.after else None
@@ -100,7 +100,7 @@ def test_container_round_trips_scalars_and_empty_tensors(shape, state):
 
 
 def test_added_tensor_of_zeros_has_no_chunk_but_a_digest():
-    row = Row(spec(shape=(100,)), False, True)
+    row = TableRow(spec(shape=(100,)), False, True)
     chunks, encoder = encode([row], [None], [np.zeros(100, np.uint16)])
     assert chunks == []
     assert encoder.digest_change == digest_units(row.spec, np.zeros(100, np.uint16)) != 0
@@ -109,22 +109,22 @@ def test_added_tensor_of_zeros_has_no_chunk_but_a_digest():
 
 def test_encoder_makes_no_chunk_without_changes():
     units = np.arange(100_000, dtype=np.uint16)
-    chunks, encoder = encode([Row(spec(shape=(100_000,)), True, True)], [units], [units.copy()])
+    chunks, encoder = encode([TableRow(spec(shape=(100_000,)), True, True)], [units], [units.copy()])
     assert chunks == []
     assert (encoder.digest_change, encoder.changed, encoder.total) == (0, 0, 100_000)
 
 
-@pytest.mark.parametrize("kind", [Kind.HEADER, Kind.FILE])
+@pytest.mark.parametrize("kind", [TensorKind.HEADER, TensorKind.FILE])
 def test_container_round_trips_headers_and_files(kind):
     old = np.frombuffer(b'{"step": 1, "lr": 1e-6}' * 40, np.uint8)
     new = np.frombuffer(b'{"step": 2, "lr": 1e-6}' * 40, np.uint8)
-    check_round_trip([Row(TensorSpec(kind, "config.json", "U8", old.shape), True, True)], [old], [new])
+    check_round_trip([TableRow(TensorSpec(kind, "config.json", "U8", old.shape), True, True)], [old], [new])
 
 
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_encoder_reads_memory_maps_at_odd_addresses(dtype):
     generator = np.random.default_rng(1)
-    row = Row(spec(dtype, (GRID + 99,)), True, True)
+    row = TableRow(spec(dtype, (GRID + 99,)), True, True)
     old = random_units(generator, row.spec.unit, row.spec.count)
     new = change(generator, old, 0.05, "little")
     assert encode([row], [misaligned(old)], [misaligned(new, 3)])[0] == encode([row], [old], [new])[0]
@@ -132,7 +132,7 @@ def test_encoder_reads_memory_maps_at_odd_addresses(dtype):
 
 def three_rows(seed=2, density=0.02):
     generator = np.random.default_rng(seed)
-    rows = [Row(spec(dtype, (5 * GRID,), name), True, True) for name, dtype in zip("abc", WIDTHS, strict=False)]
+    rows = [TableRow(spec(dtype, (5 * GRID,), name), True, True) for name, dtype in zip("abc", WIDTHS, strict=False)]
     old = [random_units(generator, row.spec.unit, row.spec.count) for row in rows]
     return rows, old, [change(generator, units, density, "little") for units in old]
 
@@ -195,9 +195,9 @@ def test_chunks_exceed_their_size_only_for_a_single_block(chunk_bytes):
 def test_random_anchor_takes_its_size_and_a_few_bytes(dtype, block_units):
     generator = np.random.default_rng(3)
     count = (9 << 20) // spec(dtype).width // 4
-    row = Row(spec(dtype, (count,)), False, True)
+    row = TableRow(spec(dtype, (count,)), False, True)
     units = generator.integers(1, np.iinfo(row.spec.unit).max, count, row.spec.unit)
-    for rows, old in (([row], None), ([Row(row.spec, True, True)], np.flip(units).copy())):
+    for rows, old in (([row], None), ([TableRow(row.spec, True, True)], np.flip(units).copy())):
         chunks, _ = encode(rows, [old], [units], block_units=block_units, chunk_bytes=1 << 20)
         assert sum(len(chunk.data) for chunk in chunks) <= row.spec.nbytes + 64 * len(chunks)
         assert max(len(chunk.data) for chunk in chunks) <= MAX_CHUNK_BYTES
@@ -206,7 +206,7 @@ def test_random_anchor_takes_its_size_and_a_few_bytes(dtype, block_units):
 def test_bf16_anchor_is_compressed_by_its_exponents():
     weights = np.random.default_rng(4).standard_normal(1 << 20).astype(np.float32) * np.float32(0.03)
     units = (weights.view(np.uint32) >> 16).astype(np.uint16)
-    chunks, _ = encode([Row(spec(shape=(1 << 20,)), False, True)], [None], [units], chunk_bytes=1 << 20)
+    chunks, _ = encode([TableRow(spec(shape=(1 << 20,)), False, True)], [None], [units], chunk_bytes=1 << 20)
     assert sum(len(chunk.data) for chunk in chunks) < 0.7 * units.nbytes
 
 
@@ -214,7 +214,7 @@ def test_fast_takes_ten_bits_a_change_at_one_percent():
     generator = np.random.default_rng(5)
     old = random_units(generator, np.dtype("<u2"), 1 << 21)
     chunks, encoder = encode(
-        [Row(spec(shape=old.shape), True, True)], [old], [change(generator, old, 0.01, "one")], block_units=1 << 19
+        [TableRow(spec(shape=old.shape), True, True)], [old], [change(generator, old, 0.01, "one")], block_units=1 << 19
     )
     assert 8 * sum(len(chunk.data) for chunk in chunks) < 9.6 * encoder.changed
 
@@ -236,7 +236,7 @@ FAR = 2**33
 
 
 def far_table():
-    return [Row(spec("F8_E4M3", (3, 5)), True, True), Row(spec("BF16", (2**20, 2**15), "x"), True, True)]
+    return [TableRow(spec("F8_E4M3", (3, 5)), True, True), TableRow(spec("BF16", (2**20, 2**15), "x"), True, True)]
 
 
 def test_container_round_trips_blocks_beyond_2_to_the_31_units():
@@ -263,7 +263,7 @@ def test_container_round_trips_composed_and_inverted_blocks():
 @settings(max_examples=60, deadline=None)
 def test_container_round_trips_any_density_and_step_size(seed, dtype, density, most):
     generator = np.random.default_rng(seed)
-    row = Row(spec(dtype, (GRID,)), True, True)
+    row = TableRow(spec(dtype, (GRID,)), True, True)
     changed = max(1, int(density * GRID))
     top = min(most, np.iinfo(row.spec.unit).max)
     steps = generator.integers(1, top, changed, row.spec.unit, endpoint=True)

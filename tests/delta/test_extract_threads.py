@@ -31,12 +31,12 @@ _TIGHT = """
 from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 from p2psync.delta.container import ChunkEncoder, decode_chunk
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TensorKind, TableRow, TensorSpec
 
 rng = np.random.default_rng(8)
 old = rng.integers(0, 1 << 14, 20_000).astype(np.uint16)
 new = old + (rng.random(old.size) < 0.05).astype(np.uint16)
-rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]
+rows = [TableRow(TensorSpec(TensorKind.TENSOR, "w", "BF16", (old.size,)), True, True)]
 
 def once(_):
     encoder = ChunkEncoder(rows, block_units=1 << 16, chunk_bytes=1 << 16, profile="tight")
@@ -60,7 +60,7 @@ def test_extract_is_thread_safe_at_its_first_calls() -> None:
 
 
 def test_compiled_loops_share_no_memory_between_threads() -> None:
-    # With one arena for all threads, what one of them frees is what another one is given next.
+    # With one arena for all threads, memory freed by one thread is given to another one next.
     alone = {**os.environ, "MALLOC_ARENA_MAX": "1"}
     done = subprocess.run([sys.executable, "-c", _TIGHT], capture_output=True, text=True, check=False, env=alone)
     assert done.returncode == 0, done.stderr

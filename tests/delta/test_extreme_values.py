@@ -10,7 +10,7 @@ from p2psync.delta.block import block_count
 from p2psync.delta.block_headers import MAX_BODY_BLOCKS
 from p2psync.delta.container import MAX_CHUNK_BYTES, PROFILES, ChunkEncoder, decode_chunk
 from p2psync.delta.streams import pack_streams
-from p2psync.delta.tensors import DTYPE_BITS, Kind, Row, TensorSpec
+from p2psync.delta.tensors import DTYPE_BITS, TableRow, TensorKind, TensorSpec
 from p2psync.errors import FormatError
 
 #: Bytes that a chunk, and each of its blocks, may take beyond the units of its blocks.
@@ -72,7 +72,7 @@ CHANGES = {
 @pytest.mark.parametrize("dtype", WIDTHS)
 @pytest.mark.parametrize("change_name", CHANGES)
 def test_delta_is_never_larger_than_the_whole_tensors(change_name, dtype, profile):
-    row = Row(spec(dtype, (3 * GRID + 77,)), True, True)
+    row = TableRow(spec(dtype, (3 * GRID + 77,)), True, True)
     old = random_units(np.random.default_rng(1), row.spec.unit, row.spec.count)
     new = CHANGES[change_name](old)
     chunks = round_trip([row], [old], [new], profile)
@@ -86,7 +86,7 @@ def test_delta_is_never_larger_than_the_whole_tensors(change_name, dtype, profil
 @pytest.mark.parametrize("state", [(False, True), (True, False)])
 @pytest.mark.parametrize("dtype", WIDTHS)
 def test_added_or_removed_random_tensor_takes_its_size(dtype, state, profile):
-    row = Row(spec(dtype, (3 * GRID + 77,)), *state)
+    row = TableRow(spec(dtype, (3 * GRID + 77,)), *state)
     units = np.random.default_rng(1).integers(1, np.iinfo(row.spec.unit).max, row.spec.count, row.spec.unit)
     sides = [units if row.before else None], [units if row.after else None]
     assert payload(round_trip([row], *sides, profile)) < units.nbytes + 8 * 128
@@ -95,7 +95,7 @@ def test_added_or_removed_random_tensor_takes_its_size(dtype, state, profile):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_single_unit_tensors_take_a_few_bytes_each(profile):
     dtypes = sorted(set(DTYPES) - {dtype for dtype, bits in DTYPE_BITS.items() if bits < 8})
-    rows = [Row(spec(dtypes[k % len(dtypes)], (), f"{k:04d}"), True, True) for k in range(3000)]
+    rows = [TableRow(spec(dtypes[k % len(dtypes)], (), f"{k:04d}"), True, True) for k in range(3000)]
     old = [np.array([k % 200], row.spec.unit) for k, row in enumerate(rows)]
     new = [units + units.dtype.type(1) for units in old]
     assert payload(round_trip(rows, old, new, profile)) < 8 * len(rows)
@@ -109,7 +109,7 @@ def test_chunk_of_random_steps_after_a_typical_block_is_bounded(profile):
     old = np.full(1 << 20, 0x3F80, np.uint16)
     where = np.flatnonzero(rng.random(old.size) < 0.999)
     new = stepped(old, where, rng.integers(3, 65533, where.size))
-    rows = [Row(spec("BF16", first.shape, "a"), True, True), Row(spec("BF16", old.shape, "b"), True, True)]
+    rows = [TableRow(spec("BF16", first.shape, "a"), True, True), TableRow(spec("BF16", old.shape, "b"), True, True)]
     sides = [first, old], [stepped(first, [5], 1), new]
     chunks = round_trip(rows, *sides, profile, block_units=1 << 20, chunk_bytes=4 << 20)
     assert payload(chunks) <= old.nbytes + CHUNK_BYTES + 2 * BLOCK_BYTES + 100
@@ -124,7 +124,7 @@ def test_chunk_stays_within_its_limit_after_cheap_chunks(density, profile):
     where = np.flatnonzero(rng.random(old.size) < density)
     steps = rng.integers(3, 65533, where.size).astype(np.uint16)
     steps[: where.size // 4] = 1
-    rows = [Row(spec("BF16", old.shape), True, True)]
+    rows = [TableRow(spec("BF16", old.shape), True, True)]
     round_trip(rows, [old], [stepped(old, where, steps)], profile, block_units=1 << 18, chunk_bytes=4 << 20)
 
 
@@ -135,7 +135,7 @@ def test_rarely_changed_large_class_round_trips():
     often = np.flatnonzero(old == 0x3F80)
     new = stepped(old, often[rng.random(often.size) < 0.01], 1)
     new[np.flatnonzero(old == 0x3C00)[-1]] += 1
-    (chunk,) = round_trip([Row(spec("BF16", old.shape), True, True)], [old], [new], "tight", block_units=1 << 19)
+    (chunk,) = round_trip([TableRow(spec("BF16", old.shape), True, True)], [old], [new], "tight", block_units=1 << 19)
     assert chunk.data[1] == 2
 
 
@@ -160,7 +160,7 @@ def test_artificial_changes_round_trip(profile, worst, scales):
         "alternating scales": np.tile(np.array([0x3F80, 0x3C00], np.uint16), size // 2),
         "all scales": rng.integers(0, 65536, size).astype(np.uint16),
     }[scales]
-    rows = [Row(spec("BF16", old.shape), True, True)]
+    rows = [TableRow(spec("BF16", old.shape), True, True)]
     round_trip(rows, [old], [WORST[worst](rng, old)], profile, block_units=1 << 20)
 
 
@@ -168,7 +168,7 @@ def test_artificial_changes_round_trip(profile, worst, scales):
 def test_many_small_tensors_take_the_same_in_both_profiles(units):
     """Headers are a large share of small blocks, and larger if they hold a number for every class."""
     rng = np.random.default_rng(6)
-    rows = [Row(spec("BF16", (units,), f"{k:04d}"), True, True) for k in range(400)]
+    rows = [TableRow(spec("BF16", (units,), f"{k:04d}"), True, True) for k in range(400)]
     masters = [rng.standard_normal(units).astype(np.float32) * np.float32(0.03) for _ in rows]
     old = [(weights.view(np.uint32) >> 16).astype(np.uint16) for weights in masters]
     new = [stepped(weights, np.unique(rng.integers(0, units, 1 + units // 100)), 1) for weights in old]
@@ -183,7 +183,7 @@ def many_blocks(count):
 
 def test_reader_refuses_more_blocks_than_the_limit():
     """A block takes half a kilobyte of memory and a hundredth of a millisecond, but few bytes on the wire."""
-    rows = [Row(spec("BF16", (1 << 40,)), True, True)]
+    rows = [TableRow(spec("BF16", (1 << 40,)), True, True)]
     assert len(decode_chunk(many_blocks(MAX_BODY_BLOCKS), rows, GRID)) == MAX_BODY_BLOCKS
     assert len(many_blocks(MAX_BODY_BLOCKS + 1)) < 200
     with pytest.raises(FormatError, match="more than"):
@@ -193,7 +193,7 @@ def test_reader_refuses_more_blocks_than_the_limit():
 @pytest.mark.parametrize("profile", PROFILES)
 def test_writer_keeps_to_the_limit_of_blocks(profile):
     count = MAX_BODY_BLOCKS + 9
-    rows = [Row(TensorSpec(Kind.TENSOR, f"{k:06d}", "U8", (1,)), True, True) for k in range(count)]
+    rows = [TableRow(TensorSpec(TensorKind.TENSOR, f"{k:06d}", "U8", (1,)), True, True) for k in range(count)]
     old, new = [np.zeros(1, np.uint8)] * count, [np.ones(1, np.uint8)] * count
     chunks = encode(rows, old, new, profile, chunk_bytes=4 << 20)
     assert [chunk.blocks for chunk in chunks] == [MAX_BODY_BLOCKS, 9]
@@ -207,7 +207,7 @@ def tables(draw):
     for k in range(draw(st.integers(1, 5))):
         one, before, after = draw(pairs(most=GRID + 5))
         one = TensorSpec(one.kind, f"{k}{one.name}", one.dtype, one.shape)
-        row = Row(one, *draw(st.sampled_from([(True, True), (True, True), (False, True), (True, False)])))
+        row = TableRow(one, *draw(st.sampled_from([(True, True), (True, True), (False, True), (True, False)])))
         shift = draw(st.sampled_from([0, 0, 1, 3]))
         rows.append(row)
         old.append((misaligned(before, shift) if shift else before) if row.before else None)
@@ -230,7 +230,7 @@ def test_every_dtype_round_trips_any_bits(dtype, profile, data):
     width = spec(dtype, (8,)).width
     units = data.draw(st.integers(0, 40)) * (3 if DTYPE_BITS[dtype] == 6 else 1)
     elements = units * 8 // DTYPE_BITS[dtype] if DTYPE_BITS[dtype] < 8 else units
-    row = Row(spec(dtype, (elements,)), True, True)
+    row = TableRow(spec(dtype, (elements,)), True, True)
     old, new = (
         np.frombuffer(data.draw(st.binary(min_size=units * width, max_size=units * width)), row.spec.unit)
         for _ in range(2)
@@ -246,6 +246,6 @@ def test_every_dtype_round_trips_every_density(dtype, profile):
     rng = np.random.default_rng(5)
     old = random_units(rng, one.unit, one.count)
     for density in SPARSE:
-        chunks = round_trip([Row(one, True, True)], [old], [change(rng, old, density, "any")], profile)
+        chunks = round_trip([TableRow(one, True, True)], [old], [change(rng, old, density, "any")], profile)
         assert bool(chunks) == bool(density)
     assert block_count(one, GRID) > 1

@@ -9,10 +9,13 @@ from delta_parts import encode
 
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import digest_bytes, digest_units, tensor_id
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "formats.md").read_text()
-ROWS = [Row(TensorSpec(0, "a", "BF16", (70000,)), True, True), Row(TensorSpec(0, "b", "BF16", (3,)), False, True)]
+ROWS = [
+    TableRow(TensorSpec(0, "a", "BF16", (70000,)), True, True),
+    TableRow(TensorSpec(0, "b", "BF16", (3,)), False, True),
+]
 
 
 def page_bytes() -> bytes:

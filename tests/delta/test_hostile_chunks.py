@@ -11,16 +11,16 @@ from delta_parts import GRID, apply_all, change, encode, random_units, sparse_bl
 from p2psync.delta.block import block_range, block_span
 from p2psync.delta.container import MAX_CHUNK_BYTES, decode_chunk
 from p2psync.delta.streams import pack_streams, varint
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.errors import FormatError
 
 ROWS = [
-    Row(spec("BF16", (GRID + 500,), "a"), True, True),
-    Row(spec("F32", (700,), "b"), True, True),
-    Row(spec("F8_E4M3", (900,), "c"), True, True),
-    Row(spec("F64", (64,), "d"), False, True),
-    Row(spec("BF16", (0,), "e"), True, True),
-    Row(spec("BF16", (300,), "f"), True, False),
+    TableRow(spec("BF16", (GRID + 500,), "a"), True, True),
+    TableRow(spec("F32", (700,), "b"), True, True),
+    TableRow(spec("F8_E4M3", (900,), "c"), True, True),
+    TableRow(spec("F64", (64,), "d"), False, True),
+    TableRow(spec("BF16", (0,), "e"), True, True),
+    TableRow(spec("BF16", (300,), "f"), True, False),
 ]
 
 
@@ -246,7 +246,7 @@ def test_reader_refuses_a_chunk_over_the_limit():
 def test_most_expensive_chunk_stays_within_the_documented_memory():
     """All zero bytes: a position and a step for every byte."""
     count = 1 << 20
-    row = Row(spec("F64", (16 * count,)), True, True)
+    row = TableRow(spec("F64", (16 * count,)), True, True)
     span = block_span(8, count)
     blocks = 12
     headers = (bytes([0, 0]) + varint(span)) * blocks

@@ -6,7 +6,7 @@ import pytest
 from delta_parts import apply_all, random_units, spec
 
 from p2psync.delta.container import decode_chunk
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.protocol.manifest import decode_body, pack_table, unpack_table
 from p2psync.store.encoding import Encoding, rows_between
 
@@ -50,7 +50,7 @@ def decode(chunks, rows, old, manifest):
 
 
 def test_table_of_forty_thousand_tensors_takes_a_byte_each():
-    specs = [TensorSpec(Kind.TENSOR, *one) for one in expert_names()]
+    specs = [TensorSpec(TensorKind.TENSOR, *one) for one in expert_names()]
     rows = rows_between(specs, specs)
     assert len(rows) == TENSORS
     table = pack_table(rows)
@@ -58,7 +58,7 @@ def test_table_of_forty_thousand_tensors_takes_a_byte_each():
     assert unpack_table(table) == tuple(rows)
     # An anchor adds a digest of 16 bytes for each tensor, which nothing compresses.
     rng = np.random.default_rng(0)
-    marked = [Row(row.spec, row.before, row.after, rng.bytes(16)) for row in rows]
+    marked = [TableRow(row.spec, row.before, row.after, rng.bytes(16)) for row in rows]
     assert len(pack_table(marked)) < 20 * TENSORS
 
 
@@ -66,7 +66,7 @@ def test_table_of_forty_thousand_tensors_takes_a_byte_each():
 def experts():
     """40,000 tensors with the names of `expert_names`, all of them small."""
     sizes = {"F8_E4M3": 384, "F32": 64, "BF16": 200}
-    specs = [TensorSpec(Kind.TENSOR, name, dtype, (sizes[dtype],)) for name, dtype, _ in expert_names()]
+    specs = [TensorSpec(TensorKind.TENSOR, name, dtype, (sizes[dtype],)) for name, dtype, _ in expert_names()]
     rows, rng = rows_between(specs, specs), np.random.default_rng(1)
     return rows, [rng.integers(0, 200, row.spec.count).astype(row.spec.unit) for row in rows]
 
@@ -106,7 +106,7 @@ def test_eight_bit_model_at_one_percent_is_compressed(dtype, profile):
     """Quantized weights beside the scales and norms that go with them."""
     rng = np.random.default_rng(2)
     shapes = [(dtype, 1 << 20), ("F32", 1 << 13), (dtype, 300_001), ("BF16", 4096)]
-    rows = [Row(spec(name, (count,), f"{k}"), True, True) for k, (name, count) in enumerate(shapes)]
+    rows = [TableRow(spec(name, (count,), f"{k}"), True, True) for k, (name, count) in enumerate(shapes)]
     old = [random_units(rng, row.spec.unit, row.spec.count) for row in rows]
     new = [units.copy() for units in old]
     for units in new:

@@ -8,7 +8,7 @@ from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.kernels.simd import WINDOW
 from p2psync.delta.kernels.unit_loops import address
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight.class_choice import MAX_CHOSEN_CLASSES, ClassChooser
 from p2psync.delta.tight.sample import ChangeSample, sample_blocks, sample_copies
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding
@@ -103,7 +103,7 @@ def mixed():
         a, b = weights(count, density, k, scale)
         if density in (0.0, 1.0):
             b = a + np.uint16(density)
-        rows.append(Row(spec("BF16", (count,), f"t{k}"), True, True))
+        rows.append(TableRow(spec("BF16", (count,), f"t{k}"), True, True))
         old.append(a)
         new.append(b)
     return rows, old, new
@@ -116,7 +116,7 @@ def encoded(rows, old, new, *, found=False):
             if not found:
                 encoding.take(k, old[k], new[k])
             elif (old[k] != new[k]).any():
-                # Of a row that did not change nothing is found, and nothing told.
+                # For an unchanged row no changes are found, so none are added.
                 encoding.take_found(k, blocks_of(k, old[k], new[k], DELTA_BLOCK_UNITS), lambda k=k: old[k])
         encoding.finish()
     return list(sink)
@@ -128,7 +128,9 @@ def test_add_found_gives_the_same_bytes_as_add():
 
 
 def test_samples_save_bytes_if_the_first_tensor_is_unlike_the_rest(monkeypatch):
-    rows = [Row(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK_UNITS))]
+    rows = [
+        TableRow(spec("BF16", (count,), f"t{k}"), True, True) for k, count in enumerate((600, 3 * DELTA_BLOCK_UNITS))
+    ]
     old, new = zip(*(weights(row.spec.count, 0.03, k) for k, row in enumerate(rows)), strict=True)
     with_look = sum(map(len, encoded(rows, old, new)))
     monkeypatch.setattr(ChunkEncoder, "add_sample", lambda *_: None)
@@ -136,7 +138,9 @@ def test_samples_save_bytes_if_the_first_tensor_is_unlike_the_rest(monkeypatch):
 
 
 def test_add_sample_refuses_arrays_that_do_not_fit():
-    encoder = ChunkEncoder([Row(spec("BF16", (64,)), True, True)], block_units=GRID, chunk_bytes=4096, profile="tight")
+    encoder = ChunkEncoder(
+        [TableRow(spec("BF16", (64,)), True, True)], block_units=GRID, chunk_bytes=4096, profile="tight"
+    )
     units = np.zeros(63, np.uint16)
     with pytest.raises(ValueError, match="64 units"):
         encoder.add_sample(0, units, units, range(1), 1)

@@ -6,10 +6,10 @@ import pytest
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.kernels import simd
 from p2psync.delta.kernels.unit_loops import address, kernel
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 
 GRID = 1 << 16
-ROWS = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (5 * GRID - 77,)), True, True)]
+ROWS = [TableRow(TensorSpec(TensorKind.TENSOR, "w", "BF16", (5 * GRID - 77,)), True, True)]
 
 
 def tight_chunk(seed=0, share=0.03):

@@ -105,14 +105,14 @@ def test_nearly_certain_change_takes_less_than_a_bit():
     assert 8 * data.size < 0.21 * 16000
 
 
-def test_block_takes_two_bytes_beside_its_changes():
+def test_block_overhead_is_two_bytes():
     sizes = [[1]] * 400
     gaps, steps = np.zeros(400, np.int64), np.ones(400, np.int64)
     assert write(sizes, gaps, steps)[1].size <= 400 * 2
 
 
 def test_first_and_last_state_detect_damage():
-    """If only states are written, most flipped bits are detected: the others meet the right state again."""
+    """Most flipped bits are detected although only states are written; the others reach the right state again."""
     sizes = [[300], [300]]
     rng = np.random.default_rng(0)
     tables, data, ends = write(sizes, rng.integers(0, 3, 600), rng.integers(1, 3, 600), signs=False)

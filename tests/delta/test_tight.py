@@ -24,7 +24,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.streams import varint
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight import scratch
 from p2psync.delta.tight.change_finder import UNIT_BYTES
 from p2psync.delta.tight.scratch import MAX_TIGHT_BLOCKS
@@ -65,7 +65,7 @@ def round_trip(rows, old, new, **options):
 @given(pairs())
 def test_tight_round_trips_any_change_of_any_dtype(drawn):
     one, old, new = drawn
-    round_trip([Row(one, True, True)], [old], [new])
+    round_trip([TableRow(one, True, True)], [old], [new])
 
 
 @pytest.mark.parametrize("density", [0.0, 1e-5, 0.003, 0.01, 0.04, 0.3, 0.9, 1.0])
@@ -73,17 +73,17 @@ def test_tight_round_trips_any_change_of_any_dtype(drawn):
 def test_tight_round_trips_any_density(density, kind):
     rng = np.random.default_rng(7)
     old, _ = weights(5 * GRID + 77)
-    round_trip([Row(spec("BF16", old.shape), True, True)], [old], [change(rng, old, density, kind)])
+    round_trip([TableRow(spec("BF16", old.shape), True, True)], [old], [change(rng, old, density, kind)])
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 255, 256, 257, 4095, 4096, 4097, 4096 + 65, GRID - 1, GRID + 1])
-def test_tight_round_trips_every_length_whatever_lies_beside_it(count):
+def test_tight_round_trips_every_length_in_misaligned_memory(count):
     rng = np.random.default_rng(count)
     old = random_units(rng, np.dtype("<u2"), count)
     new = change(rng, old, 0.3, "little")
     new[-1] = old[-1] + 1
     new[0] = old[0] - 1
-    round_trip([Row(spec("BF16", (count,)), True, True)], [misaligned(old)], [misaligned(new)])
+    round_trip([TableRow(spec("BF16", (count,)), True, True)], [misaligned(old)], [misaligned(new)])
 
 
 def test_tight_round_trips_steps_to_special_values():
@@ -91,19 +91,19 @@ def test_tight_round_trips_steps_to_special_values():
     targets = special(np.dtype("<u2"))
     new = old.copy()
     new[::3] = targets[np.arange(65536) % targets.size]
-    chunks = round_trip([Row(spec("BF16", old.shape), True, True)], [old], [new], block_units=1 << 18)
+    chunks = round_trip([TableRow(spec("BF16", old.shape), True, True)], [old], [new], block_units=1 << 18)
     assert chunks
 
 
 def mixed(seed=0, density=0.01):
     rows = [
-        Row(spec("BF16", (3 * GRID + 500,), "a"), True, True),
-        Row(spec("F32", (700,), "b"), True, True),
-        Row(spec("F16", (GRID,), "c"), True, True),
-        Row(spec("BF16", (64,), "d"), False, True),
-        Row(spec("BF16", (GRID + 9,), "e"), True, True),
-        Row(spec("BF16", (300,), "f"), True, False),
-        Row(spec("BF16", (90,), "g"), True, True),
+        TableRow(spec("BF16", (3 * GRID + 500,), "a"), True, True),
+        TableRow(spec("F32", (700,), "b"), True, True),
+        TableRow(spec("F16", (GRID,), "c"), True, True),
+        TableRow(spec("BF16", (64,), "d"), False, True),
+        TableRow(spec("BF16", (GRID + 9,), "e"), True, True),
+        TableRow(spec("BF16", (300,), "f"), True, False),
+        TableRow(spec("BF16", (90,), "g"), True, True),
     ]
     rng = np.random.default_rng(seed)
     old, new = (list(side) for side in zip(*(weights(row.spec.count, density, seed) for row in rows), strict=True))
@@ -160,7 +160,7 @@ def test_dense_tensor_does_not_spoil_the_classes():
     rng = np.random.default_rng(2)
     first, second = weights(GRID, 0.01, 1), weights(3 * GRID, 0.01, 2)
     dense = random_units(rng, np.dtype("<u2"), 2 * GRID)
-    rows = [Row(spec("BF16", (n * GRID,), name), True, True) for n, name in ((1, "a"), (2, "b"), (3, "c"))]
+    rows = [TableRow(spec("BF16", (n * GRID,), name), True, True) for n, name in ((1, "a"), (2, "b"), (3, "c"))]
     round_trip(rows, [first[0], dense, second[0]], [first[1], dense + np.uint16(1), second[1]], chunk_bytes=1 << 20)
 
 
@@ -186,14 +186,14 @@ def test_tight_is_never_larger_than_fast(density, kind):
     rng = np.random.default_rng(3)
     old = random_units(rng, np.dtype("<u2"), 4 * GRID)
     new = change(rng, old, density, kind)
-    rows = [Row(spec("BF16", old.shape), True, True)]
+    rows = [TableRow(spec("BF16", old.shape), True, True)]
     tight, fast = (encode(rows, [old], [new], chunk_bytes=1 << 20, profile=name)[0] for name in ("tight", "fast"))
     assert sum(map(len, tight)) <= sum(map(len, fast))
 
 
 def test_tight_refuses_blocks_without_old_weights():
     block = Block(0, 0, 8, np.array([1], np.uint32), np.array([1], np.uint16))
-    encoder = ChunkEncoder([Row(spec(), True, True)], block_units=GRID, chunk_bytes=1 << 16, profile="tight")
+    encoder = ChunkEncoder([TableRow(spec(), True, True)], block_units=GRID, chunk_bytes=1 << 16, profile="tight")
     with pytest.raises(ValueError, match="old weights"):
         list(encoder.add_block(block))
 
@@ -294,7 +294,7 @@ def test_tight_reader_refuses_too_many_changes_before_it_allocates():
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
     classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
-    huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
+    huge = [TableRow(spec("BF16", (1 << 40,), "a"), True, True)]
     head = b"\0\0" + varint(2 * GRID) + bytes(classes - 1) + b"\0"
     more = b"\0\0" + bytes(classes) + b"\0"
     tracemalloc.start()
@@ -309,7 +309,7 @@ def test_tight_reader_refuses_too_many_blocks_before_it_reads_any():
     (data,), _ = encode(rows, old, new)
     tables = taken_apart(data)[0]
     classes = max(reference_tight.read_tables(bytes(tables))[0][1:]) + 1
-    huge = [Row(spec("BF16", (1 << 40,), "a"), True, True)]
+    huge = [TableRow(spec("BF16", (1 << 40,), "a"), True, True)]
     headers = b"\0\0\2" + bytes(classes) + (b"\0\0" + bytes(classes) + b"\0") * MAX_TIGHT_BLOCKS
     with pytest.raises(FormatError, match="tight blocks"):
         decode_chunk(put_together(tables, headers, b"", b""), huge, GRID, lambda row: old[0])
@@ -319,7 +319,7 @@ def test_tensors_of_other_scales_get_other_classes():
     """The first tensor's weights are a thousand times the second's, and few: its classes would tell little."""
     old, new = weights(6 * GRID, 0.01, 3)
     few, more = weights(GRID, 0.01, 4)
-    rows = [Row(spec("BF16", (n,), name), True, True) for n, name in ((GRID, "a"), (6 * GRID, "b"))]
+    rows = [TableRow(spec("BF16", (n,), name), True, True) for n, name in ((GRID, "a"), (6 * GRID, "b"))]
     scaled = [(units + (10 << 7)).astype(np.uint16) for units in (few, more)]
     both = round_trip(rows, [scaled[0], old], [scaled[1], new], chunk_bytes=1 << 20)
     alone = round_trip(rows[1:], [old], [new], chunk_bytes=1 << 20)
@@ -352,10 +352,10 @@ def test_tight_reader_reads_only_the_needed_old_weights(profile, dtype):
     for start in range(0, one.count, GRID):
         block = extract_block(0, old, new, start, GRID)
         found.append(FoundChanges(block, old[start : start + GRID][block.positions]))
-    encoder = ChunkEncoder([Row(one, True, True)], block_units=GRID, chunk_bytes=1 << 20, profile=profile)
+    encoder = ChunkEncoder([TableRow(one, True, True)], block_units=GRID, chunk_bytes=1 << 20, profile=profile)
     chunks += encoder.add_found(0, found, np.repeat(old, 2)[::2])
     chunks += encoder.finish()
-    assert [chunk.data for chunk in chunks] == encode([Row(one, True, True)], [old], [new], profile=profile)[0]
+    assert [chunk.data for chunk in chunks] == encode([TableRow(one, True, True)], [old], [new], profile=profile)[0]
 
 
 def test_scratch_grows_with_the_chunk(monkeypatch):

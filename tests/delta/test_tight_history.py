@@ -17,7 +17,7 @@ from p2psync.delta.container import ChunkEncoder, decode_chunk, iter_chunk
 from p2psync.delta.extract import FoundChanges, extract_block
 from p2psync.delta.history import ChangeHistory
 from p2psync.delta.streams import pack_streams, unpack_streams, varint
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight.history_reader import read_history_body
 from p2psync.delta.tight.reader import PART_LIMITS, split_parts
 from p2psync.errors import FormatError
@@ -46,12 +46,12 @@ class Case:
     """Tensors before and after, and the history of some."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[TableRow] = []
         self.old: list[Bits | None] = []
         self.new: list[Bits | None] = []
         self.histories: list[ChangeHistory | None] = []
 
-    def add(self, row: Row, old: Bits | None, new: Bits | None, history: ChangeHistory | None) -> None:
+    def add(self, row: TableRow, old: Bits | None, new: Bits | None, history: ChangeHistory | None) -> None:
         self.rows.append(row)
         self.old.append(old)
         self.new.append(new)
@@ -92,7 +92,7 @@ def random_case(seed: int, shares: Sequence[float], counts: Sequence[int], densi
         known, down = rng.random(count) < share, rng.random(count) < 0.5
         history = None if k % 3 == 2 else history_of(count, known, down)
         new = change(rng, old, density, kind)
-        case.add(Row(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), history)
+        case.add(TableRow(spec("BF16", (count,), f"{k}"), True, True), misaligned(old), misaligned(new), history)
     return case
 
 
@@ -122,7 +122,7 @@ def drifting(count: int = 1 << 17, *, turning: float = 0.1) -> Case:
     turns = np.where(known, rng.random(count) < turning, rng.random(count) < 0.5)
     steps = np.where(down ^ turns, 0xFFFF, 1).astype(np.uint16)
     new = np.where(changed, old + steps, old)
-    case.add(Row(spec("BF16", (count,)), True, True), old, new, history_of(count, known, down))
+    case.add(TableRow(spec("BF16", (count,)), True, True), old, new, history_of(count, known, down))
     return case
 
 
@@ -134,11 +134,11 @@ def mixed() -> Case:
         case.add(row, old, new, history)
     dense = random_units(rng, np.dtype("<u2"), 5000)
     all_known = history_of(5000, np.ones(5000, np.bool_), np.ones(5000, np.bool_))
-    case.add(Row(spec("BF16", (5000,), "dense"), True, True), dense, dense + np.uint16(1), all_known)
+    case.add(TableRow(spec("BF16", (5000,), "dense"), True, True), dense, dense + np.uint16(1), all_known)
     wide = random_units(rng, np.dtype("<u4"), 600)
-    case.add(Row(spec("F32", (600,), "wide"), True, True), wide, change(rng, wide, 0.1, "any"), None)
-    case.add(Row(spec("BF16", (600,), "come"), False, True), None, weights(rng, 600), all_known)
-    case.add(Row(spec("BF16", (600,), "gone"), True, False), weights(rng, 600), None, all_known)
+    case.add(TableRow(spec("F32", (600,), "wide"), True, True), wide, change(rng, wide, 0.1, "any"), None)
+    case.add(TableRow(spec("BF16", (600,), "come"), False, True), None, weights(rng, 600), all_known)
+    case.add(TableRow(spec("BF16", (600,), "gone"), True, False), weights(rng, 600), None, all_known)
     case.add(*(part[0] for part in (case.rows, case.old, case.new, case.histories)))
     return case
 
@@ -182,7 +182,7 @@ def test_history_chunk_is_never_larger_than_fast() -> None:
     old = random_units(rng, np.dtype("<u2"), 300)
     new = old.copy()
     new[:3] += 1
-    case.add(Row(spec("BF16", (300,)), True, True), old, new, history_of(300, rng.random(300) < 0.5, old > 0))
+    case.add(TableRow(spec("BF16", (300,)), True, True), old, new, history_of(300, rng.random(300) < 0.5, old > 0))
     chunks = case.encode()
     assert [data[1] for data in chunks] == [1]
     case.assert_exact(chunks)
@@ -260,7 +260,7 @@ def test_block_may_be_applied_and_recorded_before_the_next() -> None:
         assert new is None or np.array_equal(made, new)
 
 
-# ---- what does not fit
+# ---- misfits
 
 
 def test_history_chunk_is_refused_without_its_history() -> None:
@@ -310,7 +310,7 @@ def test_reader_refuses_more_changes_than_selected_units(part: int) -> None:
     known = int(np.bitwise_count(history.known).sum())
     units = (GRID - known, known)[part]
     tables = unpack_streams(memoryview(found[2 * part]), 2, 1 << 20)[0].tobytes()
-    # Row 0, block 0, all changes of class 0: the zigzag of what are one too many.
+    # Row 0, block 0, all changes of class 0: one step too many in zigzag coding.
     classes = max(reference_tight.read_tables(tables)[0][1:]) + 1
     tail = varint(len(found[2 * part + 1]))
     for more, match in ((units + 1, f"{units + 1} changes among {units} units"), (units, "symbols|another base")):

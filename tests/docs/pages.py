@@ -29,14 +29,14 @@ class Block:
 
     @property
     def name(self) -> str:
-        """Where it stands."""
+        """The page and line of the block."""
         return f"{self.path.relative_to(ROOT)}:{self.line}"
 
 
 def all_pages() -> list[Path]:
     """Every page of Markdown that people read."""
-    beside = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "examples").rglob("*.md")]
-    return sorted([*beside, *DOCS.rglob("*.md")])
+    further = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "examples").rglob("*.md")]
+    return sorted([*further, *DOCS.rglob("*.md")])
 
 
 def blocks(path: Path) -> Iterator[Block]:

@@ -12,9 +12,9 @@ from pages import GENERATED, ROOT, all_pages, blocks, prose
 
 from docs.generate.commands import root
 
-#: Pages that tell what was: commands in them may be gone.
+#: Pages of history: commands in them may be gone.
 HISTORY = ROOT / "docs" / "experiments"
-#: What looks like a command line and is none.
+#: Texts that look like command lines but are none.
 NO_COMMANDS = {"p2psync tensor v1"}
 PAGES = [path for path in all_pages() if not path.is_relative_to(HISTORY) and path not in GENERATED]
 
@@ -38,7 +38,7 @@ def command_lines(path: Path) -> Iterator[str]:
 
 
 def takes_value(words: list[str]) -> bool:
-    """Whether a line ends with an option that takes a value: prose names such options without one."""
+    """Returns whether a line ends with an option that takes a value: prose names such options without one."""
     command = root()
     for word in words[1:]:
         command = getattr(command, "commands", {}).get(word, command)

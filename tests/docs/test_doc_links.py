@@ -18,7 +18,7 @@ def links(path: Path) -> list[str]:
 
 
 def broken(path: Path, link: str) -> str | None:
-    """What is wrong with a link, None if nothing."""
+    """Returns the fault of a link, None if it is right."""
     if re.match(r"[a-z]+:", link):
         return None if link.startswith(OUTSIDE) else "leads out of the repository"
     file, _, anchor = link.partition("#")

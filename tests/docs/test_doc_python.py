@@ -1,4 +1,4 @@
-"""Every block of Python in the pages compiles, and what it imports from p2psync is there."""
+"""Every block of Python in the pages compiles, and its imports from p2psync exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCKS = [block for path in all_pages() for block in blocks(path) if block.langu
 
 
 def has(module: ModuleType, name: str) -> bool:
-    """Whether a module offers a name; one that is loaded when it is used may need packages that are not here."""
+    """Returns whether a module offers a name, or its import of that name fails for want of a package."""
     try:
         return hasattr(module, name)
     except ImportError:

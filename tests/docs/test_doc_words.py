@@ -25,6 +25,7 @@ GIVEN_UP = (
         "leftovers",
     ),
     *("forgo", "wishes", "remarks", "first hops?", "asking.py", "pushing.py", "begin_anew", "keep_awake", "fading"),
+    *("anew", "patience", "rooms", "run_beside"),
 )
 PATTERN = re.compile(r"\b(" + "|".join(GIVEN_UP) + r")\b")
 PAGES = [path for path in all_pages() if not path.is_relative_to(HISTORY) and path not in GENERATED]

@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def environment() -> dict[str, str]:
-    """That of this process, with the checkout on Python's path."""
+    """Returns the environment of this process, with the checkout on Python's path."""
     return {**os.environ, "PYTHONPATH": str(ROOT)}
 
 

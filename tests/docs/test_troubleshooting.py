@@ -13,17 +13,17 @@ from p2psync import errors
 
 PAGE = DOCS / "guides" / "troubleshooting.md"
 FOLDERS = ("p2psync", "trainer", "actor", "topology")
-#: What parts of a message are put together from: names and numbers, which the page writes as an ellipsis, in capitals
-#: or as digits; names of runs; and clauses.
+#: Separates the fixed parts of a message on the page. Names and numbers stand there as an ellipsis, in capitals or as
+#: digits; the others are names of runs and punctuation.
 _PLACEHOLDER = re.compile(r"…|\b[A-Z][A-Z0-9_]*\b(?:\.toml)?|\d+|'|[\[\]():;]|\brun\b")
-#: Said by the system, not by the code.
+#: Messages of the operating system.
 _OF_THE_SYSTEM = {"No space left on device"}
-#: Parts that are shorter could be anything.
+#: Minimum characters of a part that is looked up; a shorter one would be found anywhere.
 _MIN_CHARACTERS = 10
 
 
 def messages() -> list[str]:
-    """What stands between backquotes in the first columns of the page's tables, but for names of errors and signs."""
+    """Returns the messages in backquotes in the first columns of the page's tables, without names of errors."""
     first = re.findall(r"^\| (.*?) \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     found = [code for cell in first for code in re.findall(r"`([^`]+)`", cell)]
     return [code for code in found if " " in code]
@@ -31,7 +31,7 @@ def messages() -> list[str]:
 
 @cache
 def texts() -> str:
-    """Every text in the code, with a zero character for what is filled in."""
+    """Returns every text in the code, with a zero character in place of values."""
     parts = []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -57,7 +57,7 @@ def test_a_message_is_given_by_the_code(message: str) -> None:
     assert missing(message) == []
 
 
-def test_a_message_that_nobody_gives_is_found() -> None:
+def test_a_message_that_no_code_gives_is_found() -> None:
     assert missing("the hub at URL has gone for lunch") == ["has gone for lunch"]
 
 

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "store"))
 
 @pytest.fixture
 def ram_path(tmp_path: Path) -> Iterator[Path]:
-    """A directory in memory where there is such a place: what SIGKILL leaves behind does not depend on the disk."""
+    """A directory in memory where there is such a place: files after SIGKILL do not depend on the disk."""
     shared = Path("/dev/shm")
     if not os.access(shared, os.W_OK):
         yield tmp_path

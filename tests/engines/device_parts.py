@@ -1,4 +1,4 @@
-"""Pairs of tensors for the extraction on a device, and what the CPU finds in them."""
+"""Pairs of tensors for the extraction on a device, and the changes that the CPU finds in them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def pairs_of(found: Sequence[tuple[TensorSpec, Units, Units]]) -> list[VersionPa
 
 
 def on_cpu(pairs: Sequence[VersionPair], block_units: int = GRID) -> list[FoundChanges]:
-    """What `delta.extract` finds."""
+    """Returns the changes that `delta.extract` finds, the reference on the CPU."""
     found = []
     for pair in pairs:
         new = pair.new
@@ -72,7 +72,7 @@ def on_cpu(pairs: Sequence[VersionPair], block_units: int = GRID) -> list[FoundC
 
 
 def assert_same(ours: Sequence[FoundChanges], theirs: Sequence[FoundChanges]) -> None:
-    """Equal blocks and old bits, in order."""
+    """Checks that blocks and old bits are equal, in order."""
     assert [(f.block.row, f.block.start, f.block.count) for f in ours] == [
         (f.block.row, f.block.start, f.block.count) for f in theirs
     ]

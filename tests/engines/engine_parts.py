@@ -12,7 +12,7 @@ from blake3 import blake3
 
 from p2psync.delta.container import ChunkEncoder
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import DTYPE_BITS, Row, TensorSpec, Units
+from p2psync.delta.tensors import DTYPE_BITS, TableRow, TensorSpec, Units
 from p2psync.engines.base import Engine, PathStep, Position, Stage
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.protocol.manifest import Manifest, pack_table
@@ -72,7 +72,7 @@ def perturb(weights: Weights, seed: int, share: float = 0.01) -> Weights:
 
 
 def tree(root: Path) -> dict[str, bytes]:
-    """Every file under `root`, hidden ones too, and links as what they are."""
+    """Returns every file under `root`, hidden ones too, and links as links."""
     found = {}
     for path in sorted(root.rglob("*")):
         if path.is_symlink():
@@ -89,7 +89,7 @@ class Run:
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.steps: dict[tuple[int | None, int], PathStep] = {}
         self._block_units, self._chunk_bytes = block_units, chunk_bytes
-        #: What was read back through `reader`.
+        #: (manifest id, chunk) of each chunk read back through `reader`.
         self.read: list[tuple[bytes, int]] = []
 
     def reader(self, manifest_id: bytes, chunk: int) -> bytes | None:
@@ -97,13 +97,15 @@ class Run:
         return self.chunks.get((manifest_id, chunk))
 
     def anchor(self, version: int, checkpoint: Checkpoint | Path) -> PathStep:
-        """Publish a version whole."""
+        """Publishes a version whole."""
         with _opened(checkpoint) as new:
-            rows = [Row(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs]
+            rows = [
+                TableRow(spec, False, True, digest_bytes(digest_units(spec, new.units(spec)))) for spec in new.specs
+            ]
             return self._publish(None, version, rows, {}, {spec: new.units(spec) for spec in new.specs})
 
     def delta(self, base: int, version: int, old: Checkpoint | Path, new: Checkpoint | Path) -> PathStep:
-        """Publish what leads from one checkpoint to another."""
+        """Publishes the delta from one checkpoint to another."""
         with _opened(old) as a, _opened(new) as b:
             before, after = ({spec: c.units(spec) for spec in c.specs} for c in (a, b))
             return self.delta_of(base, version, before, after)
@@ -111,8 +113,8 @@ class Run:
     def delta_of(
         self, base: int, version: int, before: Mapping[TensorSpec, Units], after: Mapping[TensorSpec, Units]
     ) -> PathStep:
-        """Publish what leads from some tensors to others."""
-        rows = [Row(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
+        """Publishes the delta from some tensors to others."""
+        rows = [TableRow(spec, spec in before, spec in after) for spec in sorted(before.keys() | after.keys())]
         return self._publish(base, version, rows, before, after)
 
     def data(self, step: PathStep) -> list[bytes]:
@@ -123,7 +125,7 @@ class Run:
         self,
         base: int | None,
         version: int,
-        rows: list[Row],
+        rows: list[TableRow],
         before: Mapping[TensorSpec, Units],
         after: Mapping[TensorSpec, Units],
     ) -> PathStep:
@@ -159,13 +161,13 @@ def digest_of(tensors: Mapping[TensorSpec, Units]) -> bytes:
 
 
 def position(step: PathStep) -> Position:
-    """Where a step leads."""
+    """Returns where a step leads."""
     m = step.manifest
     return Position(run=m.run, epoch=m.epoch, version=m.version, digest=m.digest)
 
 
 def put_all(run: Run, stage: Stage, path: Sequence[PathStep], *, shuffle: int | None = None) -> int:
-    """Put every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
+    """Puts every wanted chunk: one by one in order, or shuffled over all steps, some at once; returns how many."""
     wanted = [(index, chunk) for index in range(len(path)) for chunk in stage.wanted(index)]
     dice = random.Random(shuffle)
     if shuffle is not None:
@@ -179,7 +181,7 @@ def put_all(run: Run, stage: Stage, path: Sequence[PathStep], *, shuffle: int | 
     return len(wanted)
 
 
-def bring(run: Run, engine: Engine, *path: PathStep, shuffle: int | None = None) -> int:
+def commit_path(run: Run, engine: Engine, *path: PathStep, shuffle: int | None = None) -> int:
     """Stage, put and commit a path; returns how many chunks were wanted."""
     stage = engine.stage(path)
     count = put_all(run, stage, path, shuffle=shuffle)

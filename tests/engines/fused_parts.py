@@ -9,7 +9,7 @@ from contextlib import suppress
 import torch
 from module_parts import Version, version_of
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
 from p2psync.engines.vllm.engine import LiveEngine
 from p2psync.engines.vllm.live_map import LiveMap
@@ -101,7 +101,7 @@ def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def specs_of(version: Version) -> list[TensorSpec]:
-    return [spec for spec in version if spec.kind == Kind.TENSOR]
+    return [spec for spec in version if spec.kind == TensorKind.TENSOR]
 
 
 def load(model: Fused, trained: torch.nn.Module) -> None:
@@ -130,7 +130,7 @@ class Served:
         self.writer = ranks.writer
         self.handoff = CommitHandoff()
         mirror = {spec: self.version[spec].copy() for spec in specs_of(self.version)}
-        files = {s.name: u.tobytes() for s, u in self.version.items() if s.kind != Kind.TENSOR}
+        files = {s.name: u.tobytes() for s, u in self.version.items() if s.kind != TensorKind.TENSOR}
         self.engine = LiveEngine(ranks, mirror, files, self.handoff, self.refused.append)
         self._stopped = False
         self._thread = threading.Thread(target=self._take, daemon=True)

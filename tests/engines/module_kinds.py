@@ -1,4 +1,4 @@
-"""Torch modules of many kinds, from (rows, 4) to (rows, 4), and what wraps them."""
+"""Torch modules of many kinds, from (rows, 4) to (rows, 4), and their wrappers."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Extra(nn.Module):
 
 
 class Odd(nn.Module):
-    """Of no dimension, without elements, complex, strided, and not persistent."""
+    """Holds odd tensors: scalar, empty, complex, strided, and not persistent."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Odd(nn.Module):
 
 
 class Recurrent(nn.LSTM):
-    """The first of what an LSTM gives."""
+    """Returns the first output of an LSTM."""
 
     def __init__(self) -> None:
         super().__init__(4, 4)
@@ -105,7 +105,7 @@ def shared() -> nn.Module:
 
 
 def inferred() -> nn.Module:
-    """Made where autograd records nothing, and strided besides."""
+    """Returns a module whose tensors were made in inference mode; some are strided."""
     with torch.inference_mode():
         return Odd()
 

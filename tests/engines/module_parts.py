@@ -7,7 +7,7 @@ import torch
 from engine_parts import Run
 
 from p2psync.delta.digest import digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.engines.base import PathStep
 from p2psync.engines.module.engine import canonical_header, host_units, module_rows
 
@@ -42,11 +42,11 @@ Version = dict[TensorSpec, Units]
 
 
 def version_of(module: torch.nn.Module, **files: bytes) -> Version:
-    """What a publisher of the module ships: copies of its bits, the canonical header, and further files."""
+    """Returns the version that a publisher of the module makes: copies of its bits, the header, further files."""
     rows = module_rows(module)
     found: Version = {spec: host_units(tensor).copy() for spec, tensor in rows.items()}
-    blobs = {(Kind.HEADER, "model.safetensors"): canonical_header(rows)} | {
-        (Kind.FILE, name): data for name, data in files.items()
+    blobs = {(TensorKind.HEADER, "model.safetensors"): canonical_header(rows)} | {
+        (TensorKind.FILE, name): data for name, data in files.items()
     }
     for (kind, name), data in blobs.items():
         found[TensorSpec(int(kind), name, "U8", (len(data),))] = np.frombuffer(data, np.uint8)
@@ -59,7 +59,7 @@ def stepped(version: Version, seed: int, share: float = 0.01) -> Version:
     after: Version = {}
     for spec, units in version.items():
         after[spec] = units.copy()
-        if spec.kind == Kind.TENSOR and units.size:
+        if spec.kind == TensorKind.TENSOR and units.size:
             where = rng.integers(0, units.size, max(1, int(units.size * share)))
             if spec.dtype == "BOOL":
                 after[spec][where] ^= 1
@@ -70,7 +70,7 @@ def stepped(version: Version, seed: int, share: float = 0.01) -> Version:
 
 def anchor(run: Run, number: int, version: Version) -> PathStep:
     """Publish a version whole."""
-    rows = [Row(spec, False, True, digest_bytes(digest_units(spec, units))) for spec, units in version.items()]
+    rows = [TableRow(spec, False, True, digest_bytes(digest_units(spec, units))) for spec, units in version.items()]
     return run._publish(None, number, rows, {}, version)
 
 
@@ -81,4 +81,4 @@ def bits(module: torch.nn.Module) -> dict[str, bytes]:
 
 def weights(version: Version) -> dict[str, bytes]:
     """The TENSOR rows of a version."""
-    return {spec.name: units.tobytes() for spec, units in version.items() if spec.kind == Kind.TENSOR}
+    return {spec.name: units.tobytes() for spec, units in version.items() if spec.kind == TensorKind.TENSOR}

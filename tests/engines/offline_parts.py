@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from p2psync.delta.tensors import DTYPE_BITS, Kind, TensorSpec
+from p2psync.delta.tensors import DTYPE_BITS, TensorKind, TensorSpec
 from p2psync.engines.offline import delta_commands
 
 
@@ -112,7 +112,7 @@ def tensors(draw: st.DrawFn) -> Tensor:
     shape = tuple(draw(st.lists(st.integers(0, 4), max_size=3)))
     if DTYPE_BITS[dtype] < 8:
         shape = (*shape, 4)
-    count = TensorSpec(Kind.TENSOR, "", dtype, shape).nbytes
+    count = TensorSpec(TensorKind.TENSOR, "", dtype, shape).nbytes
     return Tensor(dtype, shape, draw(st.binary(min_size=count, max_size=count)))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from engine_parts import Files, header_of, safetensors, tensor, write_files
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.layout import MAX_FILE_BYTES, check_rows, compute_layout
 from p2psync.errors import FormatError
@@ -30,7 +30,7 @@ FILES: Files = {
 def test_a_checkpoint_has_every_file_as_tensors_headers_or_blobs(tmp_path: Path) -> None:
     write_files(tmp_path, FILES)
     with Checkpoint.open(tmp_path) as checkpoint:
-        kinds = [(Kind(spec.kind).name, spec.name) for spec in checkpoint.specs]
+        kinds = [(TensorKind(spec.kind).name, spec.name) for spec in checkpoint.specs]
         assert kinds == [
             ("HEADER", "model-00001-of-00002.safetensors"),
             ("HEADER", "model-00002-of-00002.safetensors"),
@@ -83,7 +83,7 @@ def test_a_name_in_two_files_is_qualified_everywhere(tmp_path: Path) -> None:
     files: Files = {f"{n}/m.safetensors": {"w": tensor(n, "U8", 4), n: tensor(n, "U8", 1)} for n in ("x", "y")}
     write_files(tmp_path, files)
     with Checkpoint.open(tmp_path) as checkpoint:
-        names = [spec.name for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+        names = [spec.name for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
         assert names == ["x", "x/m.safetensors#w", "y", "y/m.safetensors#w"]
         spec = TensorSpec(2, "y/m.safetensors#w", "U8", (4,))
         assert checkpoint.units(spec).tobytes() == files["y/m.safetensors"]["w"][2]  # type: ignore[index]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_parts import Files, Run, bring, put_all, write_files
+from engine_parts import Files, Run, commit_path, put_all, write_files
 from module_parts import Policy, stepped, version_of
 from test_directory_layouts import BASE, LAYOUTS
 from test_module import start
 
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.engines.module.engine import ModuleEngine
@@ -29,7 +29,7 @@ class Witness:
     def __init__(self, run: Run) -> None:
         self.run = run
         #: The bits before each step, by the step's table and the chunk's bytes.
-        self.before: dict[tuple[Sequence[Row], bytes], Bits] = {}
+        self.before: dict[tuple[Sequence[TableRow], bytes], Bits] = {}
         self.compared = 0
 
     def step(self, base: int | None, version: int, before: Bits) -> None:
@@ -37,7 +37,7 @@ class Witness:
             self.before[self.run.steps[base, version].manifest.rows(), data] = before
 
     def decode(
-        self, data: bytes, rows: Sequence[Row], block_units: int, base: Callable[[int], Units]
+        self, data: bytes, rows: Sequence[TableRow], block_units: int, base: Callable[[int], Units]
     ) -> Iterator[Block]:
         for block in iter_chunk(data, rows, block_units, base):
             spec = rows[block.row].spec
@@ -76,10 +76,10 @@ def test_a_directory_gives_each_chunk_its_own_base(tmp_path: Path, witness: Witn
         witness.step(version - 1, version, _bits(old))
     with DirectoryEngine(tmp_path / "one", run.reader) as engine:
         for step in path:  # the second slot catches up by decoding again
-            bring(run, engine, step, shuffle=seed)
+            commit_path(run, engine, step, shuffle=seed)
         assert engine.scrub()
     with DirectoryEngine(tmp_path / "chain", run.reader) as engine:
-        bring(run, engine, *path, shuffle=seed)
+        commit_path(run, engine, *path, shuffle=seed)
         assert engine.scrub()
     assert witness.compared > 50
 
@@ -94,8 +94,8 @@ def test_a_module_gives_each_chunk_its_own_base(witness: Witness, seed: int) -> 
         witness.step(number - 1, number, versions[-2])
     path = [run.steps[v, v + 1] for v in range(3)]
     engine = ModuleEngine(module, position=start(0, versions[0]))
-    bring(run, engine, path[0], shuffle=seed)
-    bring(run, engine, *path[1:], shuffle=seed)
+    commit_path(run, engine, path[0], shuffle=seed)
+    commit_path(run, engine, *path[1:], shuffle=seed)
     assert engine.scrub()
     engine = ModuleEngine(Policy(1), position=start(0, versions[0]))
     stage = engine.stage(path)

@@ -6,12 +6,12 @@ import threading
 
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
 
-#: Far above what it takes; a hang fails the test.
+#: Far above the time of a hand-off; a hang fails the test.
 LONG = 60.0
 
 
 def test_an_offer_right_after_the_last_one_is_taken() -> None:
-    """Also if the thread that ran the last offer has not yet seen that it is over."""
+    """The thread that ran the last offer may not have seen its end yet."""
     handoff = CommitHandoff()
     rounds, done = 300, []
 

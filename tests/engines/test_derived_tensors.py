@@ -16,7 +16,7 @@ from p2psync.errors import EngineError
 
 
 class Attention:
-    """As vLLM's implementations: a plain object that holds a parameter of its layer."""
+    """Stands for vLLM's implementations: a plain object that holds a parameter of its layer."""
 
     __slots__ = ("__dict__", "packed")
 

@@ -1,4 +1,4 @@
-"""Extraction on a device finds what the CPU finds, in groups of bounded size. Here the device is the CPU."""
+"""Extraction on a device finds the same changes as the CPU, in groups of bounded size. Here the device is the CPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from device_parts import CPU, GRID, SIZES, WIDTHS, assert_same, masters, on_cpu,
 from module_parts import DTYPES
 
 from p2psync.delta.container import ChunkEncoder
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.engines.device.extract import DeviceExtraction
 from p2psync.engines.device.finder import VersionPair
 from p2psync.engines.module.live_tensors import flat_bits
@@ -85,7 +85,7 @@ def test_masters_are_rounded_while_they_are_read() -> None:
 def test_the_encoder_makes_the_same_chunks_from_device_changes(profile: str) -> None:
     found = [versions("BF16", 200_000, 0.01, 1), versions("F32", 90_000, 0.02, 2), versions("BF16", GRID, 1.0, 3)]
     found += [versions("BF16", 1000, 0.0, 4)]
-    rows = [Row(spec, True, True) for spec, _, _ in found]
+    rows = [TableRow(spec, True, True) for spec, _, _ in found]
     ours, theirs = (ChunkEncoder(rows, block_units=GRID, chunk_bytes=1 << 14, profile=profile) for _ in range(2))
     finds = list(DeviceExtraction(CPU, GRID).extract(pairs_of(found)))
     chunks: tuple[list[bytes], list[bytes]] = [], []
@@ -103,17 +103,17 @@ def test_changes_that_do_not_fit_the_row_are_refused() -> None:
     spec, old, new = versions("BF16", 3 * GRID, 0.01)
     finds = list(DeviceExtraction(CPU, GRID).extract(pairs_of([(spec, old, new)])))
     for wrong in (finds[::-1], [finds[0], finds[0]]):
-        encoder = ChunkEncoder([Row(spec, True, True)], block_units=GRID, chunk_bytes=1 << 16)
+        encoder = ChunkEncoder([TableRow(spec, True, True)], block_units=GRID, chunk_bytes=1 << 16)
         with pytest.raises(ValueError, match="rising order"):
             list(encoder.add_found(0, wrong, None))
     for row, profile, message in (
-        (Row(spec, True, True), "tight", "missing"),
-        (Row(spec, False, True), "fast", "before"),
+        (TableRow(spec, True, True), "tight", "missing"),
+        (TableRow(spec, False, True), "fast", "before"),
     ):
         encoder = ChunkEncoder([row], block_units=GRID, chunk_bytes=1 << 16, profile=profile)
         with pytest.raises(ValueError, match=message):
             list(encoder.add_found(0, finds, None))
-    encoder = ChunkEncoder([Row(spec, True, True)] * 2, block_units=GRID, chunk_bytes=1 << 16)
+    encoder = ChunkEncoder([TableRow(spec, True, True)] * 2, block_units=GRID, chunk_bytes=1 << 16)
     with pytest.raises(ValueError, match="another row"):
         list(encoder.add_found(1, finds, None))
 

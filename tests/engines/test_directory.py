@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from engine_parts import Files, Run, Weights, bring, perturb, position, put_all, tensor, tree, write_files
+from engine_parts import Files, Run, Weights, commit_path, perturb, position, put_all, tensor, tree, write_files
 
 from p2psync.delta.tensors import TensorSpec
 from p2psync.engines.checkpoint.files import Checkpoint
@@ -59,7 +59,7 @@ def test_an_anchor_makes_current_byte_identical(tmp_path: Path) -> None:
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         assert (engine.position, engine.table()) == (None, ())
         assert not (tmp_path / "dir").exists()
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         assert engine.position == position(run.steps[None, 0])
         with Checkpoint.open(made[0]) as checkpoint:
             assert tuple(engine.table()) == checkpoint.specs
@@ -74,17 +74,17 @@ def test_an_anchor_makes_current_byte_identical(tmp_path: Path) -> None:
 def test_chunks_of_an_anchor_may_come_in_any_order(tmp_path: Path, seed: int) -> None:
     run, made = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0], run.steps[0, 1], shuffle=seed)
+        commit_path(run, engine, run.steps[None, 0], run.steps[0, 1], shuffle=seed)
     assert current(tmp_path / "dir") == tree(made[1])
 
 
 def test_each_step_is_applied_in_place(tmp_path: Path) -> None:
     run, made = published(tmp_path, 6)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         inodes: dict[Path, dict[str, int]] = {}
         for version in range(1, 6):
-            bring(run, engine, run.steps[version - 1, version], shuffle=version)
+            commit_path(run, engine, run.steps[version - 1, version], shuffle=version)
             slot = (tmp_path / "dir" / "current").resolve()
             assert tree(slot) == tree(made[version])
             found = {path.name: path.stat().st_ino for path in slot.rglob("*") if path.is_file()}
@@ -96,9 +96,9 @@ def test_each_step_is_applied_in_place(tmp_path: Path) -> None:
 def test_a_chain_is_applied_in_one_commit_whatever_the_order_of_its_chunks(tmp_path: Path) -> None:
     run, made = published(tmp_path, 5)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         path = [run.steps[v, v + 1] for v in range(4)]
-        bring(run, engine, *path, shuffle=1)
+        commit_path(run, engine, *path, shuffle=1)
         assert engine.position == position(path[-1])
     assert current(tmp_path / "dir") == tree(made[4])
 
@@ -107,9 +107,9 @@ def test_the_second_slot_catches_up_from_the_chunks_that_are_still_held(tmp_path
     run, made = published(tmp_path, 4)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         for step in ((None, 0), (0, 1), (1, 2)):
-            bring(run, engine, run.steps[step])
+            commit_path(run, engine, run.steps[step])
         run.read.clear()
-        bring(run, engine, run.steps[2, 3])
+        commit_path(run, engine, run.steps[2, 3])
         assert {manifest for manifest, _ in run.read} == {run.steps[1, 2].id}
     assert current(tmp_path / "dir") == tree(made[3])
 
@@ -121,7 +121,7 @@ def test_the_second_slot_is_copied_from_the_live_one_where_the_last_path_cannot_
     run, made = published(tmp_path, 4)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         for step in ((None, 0), (0, 1), (1, 2)):
-            bring(run, engine, run.steps[step])
+            commit_path(run, engine, run.steps[step])
         chunks = [key for key in run.chunks if key[0] == run.steps[1, 2].id]
         assert len(chunks) > 1
         if lost == "a bit of the second slot":
@@ -130,14 +130,14 @@ def test_the_second_slot_is_copied_from_the_live_one_where_the_last_path_cannot_
         else:
             for key in chunks if lost == "every chunk" else chunks[-1:]:
                 del run.chunks[key]
-        bring(run, engine, run.steps[2, 3])
+        commit_path(run, engine, run.steps[2, 3])
     assert current(tmp_path / "dir") == tree(made[3])
 
 
 def test_a_digest_mismatch_changes_nothing(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         # The bits of version 1 with the chunks of another delta: rightly hashed, wrongly made.
         wrong = run.delta(0, 1, made[0], made[2])
         good = run.delta(0, 1, made[0], made[1])
@@ -151,14 +151,14 @@ def test_a_digest_mismatch_changes_nothing(tmp_path: Path) -> None:
         assert current(tmp_path / "dir") == tree(made[0])
         assert wrong.manifest.version == 1
         again = run.delta(0, 1, made[0], made[1])
-        bring(run, engine, again)
+        commit_path(run, engine, again)
     assert current(tmp_path / "dir") == tree(made[1])
 
 
 def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) -> None:
     run, made = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         live = (tmp_path / "dir" / "current").resolve()
         stage = engine.stage([run.steps[0, 1]])
         for slot in live.parent.iterdir():
@@ -170,7 +170,7 @@ def test_a_flipped_bit_under_a_change_is_caught_at_the_commit(tmp_path: Path) ->
         assert not engine.scrub()
         assert engine.position is None, "wrong bits are no version"
         run.anchor(1, made[1])
-        bring(run, engine, run.steps[None, 1])
+        commit_path(run, engine, run.steps[None, 1])
         assert engine.scrub()
     assert current(tmp_path / "dir") == tree(made[1])
 
@@ -180,7 +180,7 @@ def test_a_bit_that_rotted_is_not_copied_into_the_other_slot(tmp_path: Path, mon
     monkeypatch.setattr("p2psync.engines.directory.seals.seal_of", lambda slot: "a disk that rots changes no time")
     run, _ = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         with Checkpoint.open((tmp_path / "dir" / "current").resolve(), writable=True) as live:
             live.units(TensorSpec(2, "scalar", "I64", ()))[0] ^= 1 << 40
         with pytest.raises(DigestMismatchError, match="no longer version 0"):
@@ -192,7 +192,7 @@ def test_a_path_that_does_not_start_at_the_live_version_is_refused(tmp_path: Pat
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         with pytest.raises(BaseMismatchError, match="nothing is live"):
             engine.stage([run.steps[0, 1]])
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         for path in ([run.steps[1, 2]], [], [run.steps[None, 0], run.steps[1, 2]]):
             with pytest.raises(BaseMismatchError):
                 engine.stage(path)
@@ -203,7 +203,7 @@ def test_a_commit_before_all_chunks_is_refused_and_can_be_made_later(tmp_path: P
     run, made = published(tmp_path, 2)
     step = run.steps[0, 1]
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         stage = engine.stage([step])
         stage.put(0, {0: run.chunks[step.id, 0]})
         with pytest.raises(EngineError, match=f"{step.manifest.chunks - 1} chunks were not put"):
@@ -220,7 +220,7 @@ def test_a_commit_before_all_chunks_is_refused_and_can_be_made_later(tmp_path: P
 def test_an_abandoned_or_replaced_stage_does_no_harm(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         first = engine.stage([run.steps[0, 1]])
         first.put(0, {0: run.chunks[run.steps[0, 1].id, 0]})
         first.abandon()
@@ -237,7 +237,7 @@ def test_a_longer_path_continues_from_the_steps_of_the_shorter_one(tmp_path: Pat
     run, made = published(tmp_path, 4)
     path = [run.steps[v, v + 1] for v in range(3)]
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         stage = engine.stage(path[:1])
         stage.put(0, {1: run.chunks[path[0].id, 1]})
         stage = engine.stage(path[:2])
@@ -254,30 +254,30 @@ def test_a_chunk_of_a_later_step_that_left_the_store_is_an_error_and_the_next_st
     run, made = published(tmp_path, 3)
     path = [run.steps[0, 1], run.steps[1, 2]]
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         stage = engine.stage(path)
         data = run.chunks.pop((path[1].id, 0))
         stage.put(1, {0: data})
         with pytest.raises(EngineError, match="left the store too early"):
             put_all(run, stage, path)
         run.chunks[path[1].id, 0] = data
-        bring(run, engine, *path)
+        commit_path(run, engine, *path)
     assert current(tmp_path / "dir") == tree(made[2])
 
 
 def test_rolling_back_gives_the_version_before_once(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         with pytest.raises(EngineError, match="nothing to roll back"):
             engine.roll_back()
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
         assert engine.roll_back() == position(run.steps[None, 0])
         assert current(tmp_path / "dir") == tree(made[0])
         with pytest.raises(EngineError, match="nothing to roll back"):
             engine.roll_back()
-        bring(run, engine, run.steps[0, 1])
-        bring(run, engine, run.steps[1, 2])
+        commit_path(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[1, 2])
         engine.stage([run.delta(2, 3, made[2], made[1])])
         with pytest.raises(EngineError, match="nothing to roll back"):
             engine.roll_back()
@@ -288,7 +288,7 @@ def test_a_restart_continues_at_the_live_version(tmp_path: Path) -> None:
     run, made = published(tmp_path, 4)
     for step in ((None, 0), (0, 1), (1, 2), (2, 3)):
         with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-            bring(run, engine, run.steps[step])
+            commit_path(run, engine, run.steps[step])
             before = engine.position
         with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
             assert engine.position == before
@@ -300,18 +300,18 @@ def test_after_a_power_loss_the_live_slot_is_digested_before_it_is_trusted(tmp_p
     root = tmp_path / "dir"
     with DirectoryEngine(root, run.reader, boot="one") as engine:
         for step in ((None, 0), (0, 1)):
-            bring(run, engine, run.steps[step])
+            commit_path(run, engine, run.steps[step])
     with DirectoryEngine(root, run.reader, boot="two") as engine:
         assert engine.position == position(run.steps[0, 1])
-        bring(run, engine, run.steps[1, 2])
+        commit_path(run, engine, run.steps[1, 2])
     # The live slot lost a page: the other one is sound, and becomes live.
     _flip((root / "current").resolve() / "model-1.safetensors")
     with DirectoryEngine(root, run.reader, boot="three") as engine:
         assert engine.position == position(run.steps[0, 1])
         assert current(root) == tree(made[1])
-        bring(run, engine, run.steps[1, 2])
-        bring(run, engine, run.steps[2, 3])
-    # Both lost one: nothing is live, but what is sound of the last live slot need not travel again.
+        commit_path(run, engine, run.steps[1, 2])
+        commit_path(run, engine, run.steps[2, 3])
+    # Both lost one: nothing is live, but sound files of the last live slot need not travel again.
     for slot in "ab":
         _flip(root / ".p2psync" / "slots" / slot / "model-1.safetensors")
     run.anchor(3, made[3])
@@ -320,7 +320,7 @@ def test_after_a_power_loss_the_live_slot_is_digested_before_it_is_trusted(tmp_p
             assert engine.position is None
             assert not (root / "current").exists()
     with DirectoryEngine(root, run.reader, boot="five") as engine:
-        assert 0 < bring(run, engine, run.steps[None, 3]) < run.steps[None, 3].manifest.chunks
+        assert 0 < commit_path(run, engine, run.steps[None, 3]) < run.steps[None, 3].manifest.chunks
         assert engine.scrub()
     assert current(root) == tree(made[3])
 
@@ -336,7 +336,7 @@ def test_a_local_copy_saves_the_chunks_of_its_tensors(tmp_path: Path) -> None:
         put_all(run, stage, [run.steps[None, 0]])
         stage.commit()
         assert current(tmp_path / "dir") == tree(made[0])
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
     assert current(tmp_path / "dir") == tree(made[1])
 
 
@@ -356,8 +356,8 @@ def test_a_new_anchor_takes_unchanged_tensors_from_the_live_version(tmp_path: Pa
     later = write_files(tmp_path / "later", files)
     run.anchor(9, later)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
-        assert bring(run, engine, run.steps[None, 9]) < run.steps[None, 9].manifest.chunks // 2
+        commit_path(run, engine, run.steps[None, 0])
+        assert commit_path(run, engine, run.steps[None, 9]) < run.steps[None, 9].manifest.chunks // 2
         assert engine.roll_back() == position(run.steps[None, 0])
     assert current(tmp_path / "dir") == tree(made[0])
 
@@ -372,19 +372,19 @@ def test_adopting_takes_a_local_copy_as_the_signed_version_and_only_that(tmp_pat
         assert engine.adopt(position(run.steps[None, 0]))
         assert engine.position == position(run.steps[None, 0])
         assert current(tmp_path / "dir") == tree(made[0])
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
     assert current(tmp_path / "dir") == tree(made[1])
 
 
 def test_when_the_state_is_lost_the_live_slot_can_be_adopted(tmp_path: Path) -> None:
     run, made = published(tmp_path, 2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
     (tmp_path / "dir" / ".p2psync" / "state.json").unlink()
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
         assert engine.position is None
         assert engine.adopt(position(run.steps[None, 0]))
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
     assert current(tmp_path / "dir") == tree(made[1])
 
 
@@ -400,10 +400,10 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / name).iterdir()] == ["current"]
 
 
-def test_a_second_process_is_told_that_the_directory_is_kept(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_while_the_directory_is_in_use(tmp_path: Path) -> None:
     run, _ = published(tmp_path, 1)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         with pytest.raises(EngineError, match="kept by another process"):
             DirectoryEngine(tmp_path / "dir", run.reader)
 
@@ -411,10 +411,10 @@ def test_a_second_process_is_told_that_the_directory_is_kept(tmp_path: Path) -> 
 def test_a_slot_is_not_changed_while_a_reader_holds_it(tmp_path: Path) -> None:
     run, made = published(tmp_path, 3)
     with DirectoryEngine(tmp_path / "dir", run.reader, reader_limit=0.0) as engine:
-        bring(run, engine, run.steps[None, 0])
+        commit_path(run, engine, run.steps[None, 0])
         reader = os.open(tmp_path / "dir" / "current", os.O_RDONLY)
         fcntl.flock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
         with pytest.raises(EngineError, match=f"slots/a is still read by process {os.getpid()}") as caught:
             engine.stage([run.steps[1, 2]])
         assert "\n" not in str(caught.value)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from crash_parts import run_in_child
-from engine_parts import Files, Run, Weights, bring, perturb, position, tensor, tree, write_files
+from engine_parts import Files, Run, Weights, commit_path, perturb, position, tensor, tree, write_files
 
 from p2psync.engines.directory.engine import DirectoryEngine
 
@@ -39,7 +39,7 @@ class Scene:
         return DirectoryEngine(root, self.run.reader, hook=event, prefill=None)
 
     def check(self, root: Path, allowed: set[int | None]) -> None:
-        """Whatever is live is one of the allowed versions, exactly; and from there on all goes as usual."""
+        """Checks that exactly one of the allowed versions is live, and that later versions can be committed."""
         link = root / "current"
         seen = self.trees.index(tree(link.resolve())) if link.is_symlink() else None
         assert seen in allowed
@@ -52,7 +52,7 @@ class Scene:
                 assert tree(link.resolve()) == self.trees[version]
             rest = self.path[0 if version is None else version + 1 :]
             for step in rest:
-                bring(self.run, engine, step)
+                commit_path(self.run, engine, step)
             assert tree(link.resolve()) == self.trees[2]
             assert engine.scrub()
 
@@ -60,7 +60,7 @@ class Scene:
 def _first(scene: Scene) -> Action:
     def act(root: Path, event: Callable[[str], None]) -> None:
         with scene.engine(root, event) as engine:
-            bring(scene.run, engine, scene.anchor)
+            commit_path(scene.run, engine, scene.anchor)
 
     return act
 
@@ -68,18 +68,18 @@ def _first(scene: Scene) -> Action:
 def _in_place(scene: Scene) -> Action:
     def act(root: Path, event: Callable[[str], None]) -> None:
         with scene.engine(root, event) as engine:
-            bring(scene.run, engine, scene.small)
+            commit_path(scene.run, engine, scene.small)
 
     return act
 
 
 def _twice(scene: Scene) -> Action:
-    """The second step catches up by applying the first one again, and lays the files out anew."""
+    """The second step catches up by applying the first one again, and lays the files out again."""
 
     def act(root: Path, event: Callable[[str], None]) -> None:
         with scene.engine(root, event) as engine:
-            bring(scene.run, engine, scene.small)
-            bring(scene.run, engine, scene.large)
+            commit_path(scene.run, engine, scene.small)
+            commit_path(scene.run, engine, scene.large)
 
     return act
 
@@ -87,7 +87,7 @@ def _twice(scene: Scene) -> Action:
 def _chain_then_back(scene: Scene) -> Action:
     def act(root: Path, event: Callable[[str], None]) -> None:
         with scene.engine(root, event) as engine:
-            bring(scene.run, engine, scene.small, scene.large)
+            commit_path(scene.run, engine, scene.small, scene.large)
             engine.roll_back()
 
     return act
@@ -118,7 +118,7 @@ def test_a_kill_at_any_point_leaves_a_live_version(case: str, ram_path: Path) ->
     before = ram_path / "before"
     if begun:
         with scene.engine(before) as engine:
-            bring(scene.run, engine, scene.anchor)
+            commit_path(scene.run, engine, scene.anchor)
 
     def run_once(limit: int | None) -> int | None:
         root = ram_path / "dir"
@@ -140,7 +140,7 @@ def test_a_kill_during_the_repair_of_a_killed_step_leaves_a_live_version(ram_pat
     for limit in range(4, 60, 5):
         root = ram_path / str(limit)
         with scene.engine(root) as engine:
-            bring(scene.run, engine, scene.anchor)
+            commit_path(scene.run, engine, scene.anchor)
         for again in (limit, limit + 3, limit + 1):
             run_in_child(lambda event, root=root: _try(action, root, event), again)  # type: ignore[misc]
         scene.check(root, {0, 1})

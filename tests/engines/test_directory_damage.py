@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from engine_parts import bring, position, put_all, tree
+from engine_parts import commit_path, position, put_all, tree
 from file_damages import FILE_DAMAGES, foreign_files_untouched
 from test_directory import current, published
 
@@ -54,8 +54,8 @@ class Bench:
         self.run, self.made = published(place, 3)
         self.root = place / "dir"
         self.engine = DirectoryEngine(self.root, self.run.reader)
-        bring(self.run, self.engine, self.run.steps[None, 0])
-        bring(self.run, self.engine, self.run.steps[0, 1])
+        commit_path(self.run, self.engine, self.run.steps[None, 0])
+        commit_path(self.run, self.engine, self.run.steps[0, 1])
 
     @property
     def live(self) -> Path:
@@ -73,9 +73,9 @@ class Bench:
         """Brings the engine to the last version from `version`, -1: from nothing."""
         if version < 0:
             self.run.anchor(0, self.made[0])
-            bring(self.run, self.engine, self.run.steps[None, 0])
+            commit_path(self.run, self.engine, self.run.steps[None, 0])
             version = 0
-        bring(self.run, self.engine, *(self.run.steps[v, v + 1] for v in range(version, 2)))
+        commit_path(self.run, self.engine, *(self.run.steps[v, v + 1] for v in range(version, 2)))
         assert current(self.root) == tree(self.made[2])
         assert self.engine.scrub()
 
@@ -150,7 +150,7 @@ def test_intact_tensors_of_a_damaged_version_are_not_fetched_again(bench: Bench)
         os.truncate(slot / "sub" / "model-2.safetensors", 100)
     bench.engine.inspect()
     anchor = bench.run.anchor(1, bench.made[1])
-    assert 0 < bring(bench.run, bench.engine, anchor) < anchor.manifest.chunks
+    assert 0 < commit_path(bench.run, bench.engine, anchor) < anchor.manifest.chunks
     assert current(bench.root) == tree(bench.made[1])
 
 
@@ -222,14 +222,14 @@ def test_a_file_truncated_while_it_is_changed_neither_ends_the_process_nor_goes_
                 os.truncate(slot / FILE, to)
 
         with DirectoryEngine(root, run.reader, hook=cut) as engine:
-            bring(run, engine, run.steps[None, 0])
-            bring(run, engine, run.steps[0, 1])
+            commit_path(run, engine, run.steps[None, 0])
+            commit_path(run, engine, run.steps[0, 1])
             left = block
             try:
-                bring(run, engine, run.steps[1, 2])
+                commit_path(run, engine, run.steps[1, 2])
             except (EngineError, FormatError):
                 assert engine.position == position(run.steps[0, 1])
-                bring(run, engine, run.steps[1, 2])
+                commit_path(run, engine, run.steps[1, 2])
             assert engine.scrub()
         assert current(root) == tree(made[2])
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_parts import Run, bring
+from engine_parts import Run, commit_path
 from fused_parts import Checkpointed, Served, specs_of
 from hypothesis import given
 from hypothesis import strategies as st
 from module_parts import Version, stepped
 from test_module import start
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.engines.vllm.equal_tensors import check_still_equal, find_equal_tensors
 from p2psync.engines.vllm.rank_writer import Edit
 from p2psync.errors import EngineError
 
-SPECS = [TensorSpec(kind=Kind.TENSOR, name=name, dtype="BF16", shape=(60,)) for name in ("head", "rows")]
+SPECS = [TensorSpec(kind=TensorKind.TENSOR, name=name, dtype="BF16", shape=(60,)) for name in ("head", "rows")]
 
 
 def edits(tensor: int, old: np.ndarray, new: np.ndarray, cuts: list[int], *, sparse: bool) -> list[Edit]:
@@ -74,9 +74,9 @@ def test_a_version_in_which_a_tied_matrix_differs_from_its_embedding_is_refused(
         apart[by_name["head"]][7] ^= 1
         run.delta_of(0, 1, version, together)
         run.delta_of(1, 2, together, apart)
-        bring(run, served.engine, run.steps[0, 1])
+        commit_path(run, served.engine, run.steps[0, 1])
         with pytest.raises(EngineError, match="no longer equal to embed"):
-            bring(run, served.engine, run.steps[1, 2])
+            commit_path(run, served.engine, run.steps[1, 2])
         assert served.holds(together)
         assert served.engine.position == start(1, together)
         assert not served.refused

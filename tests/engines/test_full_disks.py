@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from disk_parts import needs_root, small_disk
-from engine_parts import Files, Run, Weights, bring, put_all, tensor, tree, write_files
+from engine_parts import Files, Run, Weights, commit_path, put_all, tensor, tree, write_files
 
 from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.errors import EngineError
@@ -37,7 +37,7 @@ def test_a_step_without_space_for_the_second_slot_leaves_the_live_version(tmp_pa
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, STEPPED))]
     with small_disk(tmp_path / "disk", 1 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:
-        bring(run, engine, run.anchor(0, made[0]))
+        commit_path(run, engine, run.anchor(0, made[0]))
         before = tree(disk)
         step = run.delta(0, 1, made[0], made[1])
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_a_layout_without_space_leaves_the_live_version_and_succeeds_with_space(
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, GROWN))]
     with small_disk(tmp_path / "disk", 4 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:
-        bring(run, engine, run.anchor(0, made[0]))
+        commit_path(run, engine, run.anchor(0, made[0]))
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(2 << 20))
         step = run.delta(0, 1, made[0], made[1])
@@ -61,7 +61,7 @@ def test_a_layout_without_space_leaves_the_live_version_and_succeeds_with_space(
         assert tree((disk / "dir" / "current").resolve()) == tree(made[0])
         assert engine.scrub()
         ballast.unlink()
-        bring(run, engine, step)
+        commit_path(run, engine, step)
         assert tree((disk / "dir" / "current").resolve()) == tree(made[1])
 
 
@@ -69,8 +69,8 @@ def test_a_step_in_place_needs_no_space(tmp_path: Path) -> None:
     run = Run()
     made = [write_files(tmp_path / str(i), files) for i, files in enumerate((BASE, STEPPED))]
     with small_disk(tmp_path / "disk", 2 << 20) as disk, DirectoryEngine(disk / "dir", run.reader) as engine:
-        bring(run, engine, run.anchor(0, made[0]))
-        bring(run, engine, run.delta(0, 1, made[0], made[1]))
+        commit_path(run, engine, run.anchor(0, made[0]))
+        commit_path(run, engine, run.delta(0, 1, made[0], made[1]))
         with (disk / "ballast").open("wb", buffering=0) as ballast, pytest.raises(OSError, match="No space"):
             while True:
                 ballast.write(bytes(4096))
@@ -78,5 +78,5 @@ def test_a_step_in_place_needs_no_space(tmp_path: Path) -> None:
         # Only the state file itself, written beside the old one, wants a page.
         with (disk / "ballast").open("r+b") as ballast:
             ballast.truncate((disk / "ballast").stat().st_size - 3 * 4096)
-        bring(run, engine, run.delta(1, 2, made[1], made[0]))
+        commit_path(run, engine, run.delta(1, 2, made[1], made[0]))
         assert tree((disk / "dir" / "current").resolve()) == tree(made[0])

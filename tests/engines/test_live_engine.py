@@ -8,12 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from engine_parts import Run, bring, put_all
+from engine_parts import Run, commit_path, put_all
 from fused_parts import Served, failing, parameters
 from module_parts import Version, anchor, stepped
 from test_module import start
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.errors import BaseMismatchError, EngineError, UnvouchedError
 
@@ -26,7 +26,7 @@ def served() -> Iterator[Served]:
 
 
 def chain(served: Served, count: int) -> tuple[Run, list[Version]]:
-    """Deltas from what is served to later versions; the engine is told where it is."""
+    """Returns a run of deltas from the served version to later ones; the engine adopts the served one."""
     run, versions = Run(), [served.version]
     for number in range(1, count):
         versions.append(stepped(versions[-1], number, 0.05))
@@ -35,10 +35,10 @@ def chain(served: Served, count: int) -> tuple[Run, list[Version]]:
     return run, versions
 
 
-def test_every_commit_leaves_what_a_fresh_load_would(served: Served) -> None:
+def test_every_commit_leaves_the_bits_of_a_fresh_load(served: Served) -> None:
     run, versions = chain(served, 5)
     for number in range(1, 5):
-        bring(run, served.engine, run.steps[number - 1, number], shuffle=number)
+        commit_path(run, served.engine, run.steps[number - 1, number], shuffle=number)
         assert served.holds(versions[number])
         assert served.engine.position == start(number, versions[number])
         assert served.engine.scrub()
@@ -56,7 +56,7 @@ def test_any_bits_are_written_and_rolled_back(served: Served) -> None:
                 np.array([0x7FC1, 0xFFFF, 0x7F81, 0x8000, 0x0001, 0xFF80], np.uint16), units[::3].size
             )
     run.delta_of(0, 1, versions[0], nonfinite)
-    bring(run, served.engine, run.steps[0, 1])
+    commit_path(run, served.engine, run.steps[0, 1])
     assert served.holds(nonfinite)
     assert served.engine.roll_back() == start(0, versions[0])
     assert served.holds(versions[0])
@@ -65,9 +65,9 @@ def test_any_bits_are_written_and_rolled_back(served: Served) -> None:
 
 def test_a_chain_and_an_anchor_are_one_commit_each(served: Served) -> None:
     run, versions = chain(served, 4)
-    bring(run, served.engine, *(run.steps[n, n + 1] for n in range(3)), shuffle=3)
+    commit_path(run, served.engine, *(run.steps[n, n + 1] for n in range(3)), shuffle=3)
     assert served.holds(versions[3])
-    bring(run, served.engine, anchor(run, 9, versions[1]))
+    commit_path(run, served.engine, anchor(run, 9, versions[1]))
     assert served.holds(versions[1])
     assert served.pauses == 2
     assert served.engine.scrub()
@@ -82,7 +82,7 @@ def test_generation_is_not_stopped_before_everything_is_ready(served: Served) ->
     with pytest.raises(EngineError, match="not those of the version"):
         stage.commit()
     assert served.pauses == 0
-    assert served.refused, "what is not the version's is not served"
+    assert served.refused, "wrong bits are not served"
     assert served.engine.units(spec).tobytes() != served.version[spec].tobytes()
 
 
@@ -156,7 +156,7 @@ def test_a_waiting_commit_fails_when_the_engine_is_closed() -> None:
     thread.join()
     assert "is closed" in str(failed[0])
     assert served.holds(versions[0])
-    assert served.engine.units(next(s for s in versions[0] if s.kind == Kind.TENSOR)).size
+    assert served.engine.units(next(s for s in versions[0] if s.kind == TensorKind.TENSOR)).size
 
 
 def test_a_wrong_base_is_refused(served: Served) -> None:

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_parts import Run, bring, digest_of, position, put_all
+from engine_parts import Run, commit_path, digest_of, position, put_all
 from module_parts import DTYPES, Policy, Version, anchor, bits, stepped, version_of, weights
 from safetensors import safe_open
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.base import Position
 from p2psync.engines.directory.engine import DirectoryEngine
 from p2psync.engines.module.engine import ModuleEngine, host_units, module_rows, module_specs
@@ -68,7 +68,7 @@ def test_a_delta_is_scattered_into_the_live_weights() -> None:
     engine = ModuleEngine(module, position=start(0, versions[0]))
     storage = module.embed.weight.data_ptr()
     for number in (1, 2, 3):
-        bring(run, engine, run.steps[number - 1, number], shuffle=number)
+        commit_path(run, engine, run.steps[number - 1, number], shuffle=number)
         found = bits(module)
         assert {name: found[name] for name in weights(versions[number])} == weights(versions[number])
         assert engine.position == start(number, versions[number])
@@ -81,7 +81,7 @@ def test_a_chain_is_composed_and_written_once(seed: int) -> None:
     module, run, versions = chain(5)
     engine = ModuleEngine(module, position=start(0, versions[0]))
     path = [run.steps[v, v + 1] for v in range(4)]
-    bring(run, engine, *path, shuffle=seed)
+    commit_path(run, engine, *path, shuffle=seed)
     assert weights(versions[4]).items() <= bits(module).items()
     assert engine.scrub()
     assert engine.roll_back() == start(0, versions[0])
@@ -105,10 +105,10 @@ def test_an_anchor_is_staged_without_the_tensors_that_are_live_already() -> None
     engine = ModuleEngine(module)
     before = bits(module)
     step = anchor(run, 5, other)
-    bring(run, engine, step, shuffle=1)
+    commit_path(run, engine, step, shuffle=1)
     assert weights(other).items() <= bits(module).items()
     assert engine.position == position(step)
-    assert [s.name for s in engine.table() if s.kind != Kind.TENSOR] == ["model.safetensors", "config.json"]
+    assert [s.name for s in engine.table() if s.kind != TensorKind.TENSOR] == ["model.safetensors", "config.json"]
     assert engine.scrub()
     assert list(engine.stage([anchor(run, 5, other)]).wanted(0)) == []
     later = dict(other)
@@ -116,7 +116,7 @@ def test_an_anchor_is_staged_without_the_tensors_that_are_live_already() -> None
     later[spec] = later[spec] ^ 1
     step = anchor(run, 6, later)
     after = stepped(later, 3)
-    assert bring(run, engine, step, run.delta_of(6, 7, later, after), shuffle=2) < step.manifest.chunks
+    assert commit_path(run, engine, step, run.delta_of(6, 7, later, after), shuffle=2) < step.manifest.chunks
     assert weights(after).items() <= bits(module).items()
     assert engine.scrub()
     assert engine.roll_back() == position(run.steps[None, 5])
@@ -134,7 +134,7 @@ def test_files_besides_the_weights_change_without_touching_the_module() -> None:
     for paths in ([[step] for step in steps], [steps], [steps[:2], steps[2:]]):
         engine = ModuleEngine(module, position=start(0, versions[0]))
         for path in paths:
-            bring(run, engine, *path, shuffle=1)
+            commit_path(run, engine, *path, shuffle=1)
         assert {s: engine.units(s).tobytes() for s in engine.table()} == {
             s: u.tobytes() for s, u in versions[3].items()
         }
@@ -207,7 +207,7 @@ def test_a_failure_in_the_middle_of_the_pause_is_undone_exactly(
 
 
 def _fail_at(monkeypatch: pytest.MonkeyPatch, engine: ModuleEngine, number: int) -> None:
-    """Let the write number `number` of the next commit fail."""
+    """Makes write number `number` of the next commit fail."""
     count = itertools.count()
     for tensor in engine._tensors.values():
         prepare = tensor.prepare
@@ -231,12 +231,12 @@ def test_rolling_back_restores_every_bit_once() -> None:
     before = bits(module)
     with pytest.raises(EngineError, match="nothing to undo"):
         engine.roll_back()
-    bring(run, engine, run.steps[0, 1])
+    commit_path(run, engine, run.steps[0, 1])
     assert engine.roll_back() == start(0, versions[0])
     assert bits(module) == before
     with pytest.raises(EngineError, match="nothing to undo"):
         engine.roll_back()
-    bring(run, engine, run.steps[0, 1])
+    commit_path(run, engine, run.steps[0, 1])
     assert engine.scrub()
 
 
@@ -267,7 +267,7 @@ def test_a_given_pause_is_used_instead_of_the_lock() -> None:
 
     engine = ModuleEngine(module, position=start(0, versions[0]), pause=pause)
     with engine.lock:
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, run.steps[0, 1])
     assert seen == ["stop", "go"]
 
 
@@ -277,7 +277,7 @@ def test_adopting_checks_the_digest_of_the_weights() -> None:
     assert not engine.adopt(start(1, versions[1]))
     assert engine.position is None
     assert engine.adopt(start(0, versions[0]))
-    bring(run, engine, run.steps[0, 1])
+    commit_path(run, engine, run.steps[0, 1])
     assert engine.scrub()
 
 
@@ -294,12 +294,12 @@ def test_a_module_of_another_architecture_is_named() -> None:
 def test_an_actor_that_keeps_a_directory_gets_a_file_that_the_library_loads(tmp_path: Path) -> None:
     _, run, versions = chain(2)
     with DirectoryEngine(tmp_path / "dir", run.reader) as engine:
-        bring(run, engine, anchor(run, 0, versions[0]))
-        bring(run, engine, run.steps[0, 1])
+        commit_path(run, engine, anchor(run, 0, versions[0]))
+        commit_path(run, engine, run.steps[0, 1])
     with safe_open(tmp_path / "dir" / "current" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
         for spec, units in versions[1].items():
-            if spec.kind == Kind.TENSOR:
+            if spec.kind == TensorKind.TENSOR:
                 loaded = file.get_tensor(spec.name)
                 assert tuple(loaded.shape) == spec.shape
                 assert loaded.reshape(-1).view(torch.uint8).numpy().tobytes() == units.tobytes()

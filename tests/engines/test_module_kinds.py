@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engine_parts import Run, bring
+from engine_parts import Run, commit_path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from module_kinds import KINDS, WRAPPERS, stack
 from module_parts import Version, anchor, stepped, version_of
 from torch import nn
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.module.engine import ModuleEngine, module_rows
 
 ROWS = torch.linspace(-1, 1, 12).view(3, 4)
@@ -21,13 +21,13 @@ def small_step(version: Version, seed: int) -> Version:
     """A step that changes low bits alone, so that outputs stay finite."""
     after = stepped(version, seed, share=0.3)
     return {
-        spec: units if spec.kind != Kind.TENSOR else version[spec] ^ (units & 0x7).astype(units.dtype)
+        spec: units if spec.kind != TensorKind.TENSOR else version[spec] ^ (units & 0x7).astype(units.dtype)
         for spec, units in after.items()
     }
 
 
 def outputs(module: nn.Module) -> torch.Tensor:
-    """What forward gives; not that of a wrapper, which computes the same and compiles first."""
+    """Returns the outputs of the module itself; a wrapper's would be the same, after a compilation."""
     with torch.no_grad():
         return module(ROWS)
 
@@ -40,7 +40,7 @@ def outputs(module: nn.Module) -> torch.Tensor:
     st.sampled_from(sorted(WRAPPERS)),
     st.sampled_from(sorted(WRAPPERS)),
 )
-def test_a_module_computes_with_the_weights_of_another_whatever_wraps_either(
+def test_a_module_computes_with_the_weights_of_another_in_any_wrapper(
     parts: list[tuple[str, str, str]], outer: str, other_outer: str
 ) -> None:
     kinds = [kind for kind, _, _ in parts]
@@ -50,7 +50,7 @@ def test_a_module_computes_with_the_weights_of_another_whatever_wraps_either(
     engine = ModuleEngine(module)
     assert not torch.equal(outputs(bare), outputs(mirror))
 
-    bring(run, engine, anchor(run, 0, versions[0]), shuffle=1)
+    commit_path(run, engine, anchor(run, 0, versions[0]), shuffle=1)
     before = outputs(bare)
     assert (
         torch.equal(
@@ -62,9 +62,9 @@ def test_a_module_computes_with_the_weights_of_another_whatever_wraps_either(
     assert engine.scrub()
 
     after = small_step(versions[0], 3)
-    bring(run, engine, run.delta_of(0, 1, versions[0], after), shuffle=2)
+    commit_path(run, engine, run.delta_of(0, 1, versions[0], after), shuffle=2)
     own = ModuleEngine(trained)
-    bring(run, own, anchor(run, 1, after), shuffle=3)
+    commit_path(run, own, anchor(run, 1, after), shuffle=3)
     assert torch.equal(outputs(bare), outputs(mirror))
     assert version_of(module).keys() == after.keys()
     assert all(version_of(module)[spec].tobytes() == units.tobytes() for spec, units in after.items())
@@ -80,9 +80,9 @@ def test_every_kind_has_the_names_of_its_own_state_dict(kind: str) -> None:
     assert {spec.name for spec in module_rows(module)} <= set(module.state_dict())
 
 
-def test_a_compiled_module_computes_with_what_is_live() -> None:
+def test_a_compiled_module_computes_with_the_live_weights() -> None:
     trained, module = nn.Linear(4, 4), torch.compile(nn.Linear(4, 4), backend="eager")
     module(ROWS)
     run = Run()
-    bring(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
+    commit_path(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
     assert torch.equal(module(ROWS), trained(ROWS))

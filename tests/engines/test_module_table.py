@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from engine_parts import Run, bring
+from engine_parts import Run, commit_path
 from module_kinds import Extra, Tied
 from module_parts import anchor, version_of
 from torch import nn
@@ -36,7 +36,7 @@ def holding(tensor: torch.Tensor) -> nn.Module:
     return module
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refusals --------------------------------------------------------------------------------------------------------
 
 
 class Copies(nn.Linear):
@@ -91,7 +91,7 @@ def hooked() -> nn.Module:
 
 
 def marked(**marks: object) -> nn.Module:
-    """A layer whose weight has attributes by which a library marks what it has done to it."""
+    """A layer whose weight has attributes by which a library marks its transformations."""
     module = nn.Linear(4, 2)
     for name, value in marks.items():
         setattr(module.weight, name, value)
@@ -215,11 +215,11 @@ def test_a_tensor_parallel_parameter_whose_partition_is_the_whole_is_published()
 
 
 class PipelineModule(nn.Sequential):
-    """As DeepSpeed's."""
+    """Stands for DeepSpeed's class."""
 
 
 class GeminiDDP(nn.Sequential):
-    """As ColossalAI's."""
+    """Stands for ColossalAI's class."""
 
 
 def test_modules_that_hold_a_part_of_the_layers_are_refused() -> None:
@@ -290,7 +290,7 @@ def test_tied_tensors_are_one_row_and_every_key_knows_which() -> None:
     assert set(table.names) == {"one.weight", "two.weight", "three"} and len(set(table.names.values())) == 1
 
 
-def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
+def test_a_misfit_lists_some_names_of_both_sides_and_a_remedy() -> None:
     one, two = (list(module_rows(nn.Sequential(*(nn.Linear(n, n) for _ in range(3))))) for n in (2, 3))
     assert describe_misfit(one, two) == (
         "'0.bias' is (F32, [2]) in it, and (F32, [3]) in the module (and 5 more): load the same architecture and dtypes"
@@ -310,11 +310,11 @@ def test_a_misfit_lists_some_names_of_both_sides_and_what_to_do() -> None:
 
 
 class BaseTunerLayer:
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
 
 class LoraLinear(nn.Module, BaseTunerLayer):
-    """As PEFT's: adapters beside a base layer, unless they are merged into it."""
+    """Stands for PEFT's class: adapters of a base layer, unless they are merged into it."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -333,7 +333,7 @@ class LoraLinear(nn.Module, BaseTunerLayer):
 
 
 class ModulesToSaveWrapper(nn.Module):
-    """As PEFT's: a copy that is trained in the place of a module."""
+    """Stands for PEFT's class: a copy that is trained in the place of a module."""
 
     def __init__(self, original: nn.Module) -> None:
         super().__init__()
@@ -345,7 +345,7 @@ class ModulesToSaveWrapper(nn.Module):
 
 
 class BaseTuner(nn.Module):
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -353,7 +353,7 @@ class BaseTuner(nn.Module):
 
 
 class PeftModel(nn.Module):
-    """As PEFT's."""
+    """Stands for PEFT's class."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -384,5 +384,5 @@ def test_merged_adapters_reach_a_module_without_adapters() -> None:
     model, lora = peft()
     lora.merge()
     plain, run, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Run(), torch.randn(3, 4)
-    bring(run, ModuleEngine(plain), anchor(run, 0, version_of(model)), shuffle=1)
+    commit_path(run, ModuleEngine(plain), anchor(run, 0, version_of(model)), shuffle=1)
     assert torch.equal(plain(x), model.base_model.model(x))

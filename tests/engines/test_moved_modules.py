@@ -1,4 +1,4 @@
-"""A module whose tensors move is followed; one that becomes another is refused; nothing is written beside it."""
+"""A module whose tensors move is followed; one that becomes another is refused; nothing is written elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_parts import Run, bring, put_all
+from engine_parts import Run, commit_path, put_all
 from module_kinds import Extra, Tied
 from module_parts import Policy, anchor, bits, stepped, version_of, weights
 from torch import nn
@@ -19,19 +19,19 @@ from p2psync.engines.module.table import LiveTable
 from p2psync.errors import EngineError, ModuleError
 
 
-def brought(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
+def committed_engine(module: nn.Module) -> tuple[Run, ModuleEngine, list[Any]]:
     """A module at version 0, and a delta to version 1."""
     run, versions = Run(), [version_of(module)]
     versions.append(stepped(versions[0], 1))
     run.delta_of(0, 1, *versions)
     engine = ModuleEngine(module)
-    bring(run, engine, anchor(run, 0, versions[0]), shuffle=1)
+    commit_path(run, engine, anchor(run, 0, versions[0]), shuffle=1)
     return run, engine, versions
 
 
 def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_refused() -> None:
     module = Policy(1)
-    run, engine, versions = brought(module)
+    run, engine, versions = committed_engine(module)
     module.big.data = module.big.data.clone()
     stage = engine.stage([run.steps[0, 1]])
     put_all(run, stage, [run.steps[0, 1]])
@@ -41,7 +41,7 @@ def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_r
         stage.commit()
     assert weights(versions[0]).items() <= bits(module).items() and engine.position is not None
     assert engine.position.version == 0 and engine.scrub()
-    bring(run, engine, run.steps[0, 1], shuffle=1)
+    commit_path(run, engine, run.steps[0, 1], shuffle=1)
     assert weights(versions[1]).items() <= bits(module).items()
     module.big.data = module.big.data.clone()
     with pytest.raises(EngineError, match="replaced or moved"):
@@ -49,9 +49,9 @@ def test_data_that_is_assigned_is_followed_and_a_commit_into_the_old_memory_is_r
     assert engine.scrub()
 
 
-def test_a_scrub_reads_what_the_module_reads_now() -> None:
+def test_a_scrub_reads_the_current_tensors_of_the_module() -> None:
     module = Policy(1)
-    _, engine, _ = brought(module)
+    _, engine, _ = committed_engine(module)
     spec = next(spec for spec in engine.table() if spec.name == "big")
     module.load_state_dict(module.state_dict(), assign=True)
     assert engine.scrub()
@@ -99,12 +99,12 @@ def test_cached_parametrizations_are_computed_again_after_a_commit() -> None:
     run, x = Run(), torch.randn(3, 4)
     with parametrize.cached():
         assert not torch.equal(module(x), trained(x))
-        bring(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
+        commit_path(run, ModuleEngine(module), anchor(run, 0, version_of(trained)), shuffle=1)
         assert torch.equal(module(x), trained(x))
 
 
 class Inexact(Extra):
-    """Rounds what it is given."""
+    """Rounds its input."""
 
     def set_extra_state(self, state: torch.Tensor) -> None:
         self.scale = (state.float() + 0.5).round().bfloat16()
@@ -121,7 +121,7 @@ def test_extra_state_that_is_not_kept_exactly_is_refused() -> None:
     with pytest.raises(ModuleError, match="set_extra_state does not keep the bits"):
         ModuleEngine(Inexact())
     module = Growing()
-    _, engine, _ = brought(module)
+    _, engine, _ = committed_engine(module)
     module.grow()
     with pytest.raises(ModuleError, match=r"no longer those it had at first \(_extra_state"):
         engine.scrub()
@@ -129,7 +129,7 @@ def test_extra_state_that_is_not_kept_exactly_is_refused() -> None:
 
 def test_a_failed_write_of_extra_state_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(Extra(), Extra())
-    run, engine, versions = brought(module)
+    run, engine, versions = committed_engine(module)
     kept = module[1].set_extra_state
     calls = iter([True])
 
@@ -140,5 +140,5 @@ def test_a_failed_write_of_extra_state_is_undone(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(module[1], "set_extra_state", fails_once)
     with pytest.raises(EngineError, match="are as they were"):
-        bring(run, engine, run.steps[0, 1], shuffle=1)
+        commit_path(run, engine, run.steps[0, 1], shuffle=1)
     assert weights(versions[0]) == weights(version_of(module)) and engine.scrub()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fused_parts import Served, specs_of
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.engines.vllm.nonfinite_caches import clear_nonfinite, count_nonfinite
 from p2psync.engines.vllm.rank_writer import Edit
 
@@ -33,7 +33,7 @@ def served() -> Iterator[Served]:
     ],
 )
 def test_only_infinities_and_nan_count_as_nonfinite(dtype: str, nonfinite: list[int], finite: list[int]) -> None:
-    spec = TensorSpec(Kind.TENSOR, "w", dtype, (len(nonfinite) + len(finite),))
+    spec = TensorSpec(TensorKind.TENSOR, "w", dtype, (len(nonfinite) + len(finite),))
     assert count_nonfinite(spec, np.array(nonfinite + finite, spec.unit)) == len(nonfinite)
 
 

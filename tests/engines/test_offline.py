@@ -218,7 +218,7 @@ def test_equal_inputs_make_equal_files(place: Path) -> None:
     assert (place / "again").read_bytes() == (place / "d").read_bytes()
 
 
-def test_the_report_counts_what_changed(place: Path) -> None:
+def test_the_report_counts_changed_units(place: Path) -> None:
     new = step(model())
     new["extra.json"] = b"{}"
     report = round_trip(place, model(), new)

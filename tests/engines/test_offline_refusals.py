@@ -14,7 +14,7 @@ import pytest
 from child_signals import heed_interrupts
 from offline_parts import Files, bf16, contents, model, round_trip, safetensors, scratch, step, write
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.engines.checkpoint.layout import CheckpointLayout
 from p2psync.engines.offline import delta_commands
 from p2psync.errors import (
@@ -66,12 +66,12 @@ def test_one_flipped_bit_outside_the_change_is_a_wrong_base(place: Path) -> None
     refused(place, BaseMismatchError, place / "a", place / "d", place / "o")
 
 
-def test_a_second_apply_is_told_that_there_is_nothing_to_apply(place: Path) -> None:
+def test_a_second_apply_is_refused_as_already_applied(place: Path) -> None:
     round_trip(place, model(), step(model()))
     assert "already" in refused(place, BaseMismatchError, place / "out", place / "d", place / "o")
 
 
-def test_a_second_apply_of_a_delta_that_adds_files_is_told_so_too(place: Path) -> None:
+def test_a_second_apply_of_a_delta_that_adds_files_is_refused_too(place: Path) -> None:
     round_trip(place, model(), {**step(model()), "added.txt": b"x"})
     assert "already" in refused(place, BaseMismatchError, place / "out", place / "d", place / "o")
 
@@ -201,19 +201,19 @@ def manifest_of(path: Path) -> Manifest:
 
 
 HOSTILE = {
-    "a path that leads outside": TensorSpec(Kind.FILE, "../evil", "U8", (4,)),
-    "an absolute path": TensorSpec(Kind.FILE, "/evil", "U8", (4,)),
-    "a header of a terabyte": TensorSpec(Kind.HEADER, "z.safetensors", "U8", (1 << 40,)),
-    "a file of a terabyte": TensorSpec(Kind.FILE, "z", "U8", (1 << 40,)),
-    "a tensor that no header describes": TensorSpec(Kind.TENSOR, "z", "F64", (1 << 50,)),
-    "a header of zeros": TensorSpec(Kind.HEADER, "z.safetensors", "U8", (100,)),
+    "a path that leads outside": TensorSpec(TensorKind.FILE, "../evil", "U8", (4,)),
+    "an absolute path": TensorSpec(TensorKind.FILE, "/evil", "U8", (4,)),
+    "a header of a terabyte": TensorSpec(TensorKind.HEADER, "z.safetensors", "U8", (1 << 40,)),
+    "a file of a terabyte": TensorSpec(TensorKind.FILE, "z", "U8", (1 << 40,)),
+    "a tensor that no header describes": TensorSpec(TensorKind.TENSOR, "z", "F64", (1 << 50,)),
+    "a header of zeros": TensorSpec(TensorKind.HEADER, "z.safetensors", "U8", (100,)),
 }
 
 
 @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE.keys())
 def test_a_hostile_table_is_refused(place: Path, spec: TensorSpec) -> None:
     round_trip(place, model(3000), step(model(3000)))
-    rows = sorted([*manifest_of(place / "d").rows(), Row(spec, False, True)], key=lambda row: row.spec)
+    rows = sorted([*manifest_of(place / "d").rows(), TableRow(spec, False, True)], key=lambda row: row.spec)
     forged = forge(place, table=pack_table(rows))
     refused(place, P2PSyncError, place / "a", forged, place / "o")
 

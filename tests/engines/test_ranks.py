@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def rank_main(rank: int, port: int, pipe: Connection) -> None:
-    """One rank: does what the test says, and answers."""
+    """Runs one rank: carries out the orders of the test, and answers."""
     import torch
     import torch.distributed as dist
     from fused_parts import Checkpointed, Fused, failing, learned, load, parameters, same_bits
@@ -71,7 +71,7 @@ def rank_main(rank: int, port: int, pipe: Connection) -> None:
 
 
 def prepare(ranks: Any, version: Any) -> None:
-    """At rank 0: prepare a step from the version, at all positions and at some."""
+    """Prepares, at rank 0, a step from the version, at all positions and at some."""
     import numpy as np
     from module_parts import stepped
 
@@ -104,7 +104,7 @@ class Group:
             self.processes.append(process)
 
     def all(self, order: str) -> list[tuple[str, Any]]:
-        """Have every rank do something, side by side."""
+        """Sends an order to every rank; returns their answers."""
         for pipe in self.pipes:
             pipe.send(order)
         return [self.answer(pipe) for pipe in self.pipes]
@@ -136,7 +136,7 @@ def test_all_ranks_write_or_none(group: Group) -> None:
     ok = ("ok", None)
     assert group.all("dropped") == [("ok", ["head"])] * 2
     assert group.one(0, "prepare") == ok
-    assert group.all("old") == [("ok", True)] * 2, "nothing is written beside generation"
+    assert group.all("old") == [("ok", True)] * 2, "nothing is written during generation"
     assert group.all("decide") == [("ok", 7)] * 2
     assert group.all("any") == [("ok", (True, False))] * 2, "what is so at one rank all know"
     # One rank cannot write: neither does.

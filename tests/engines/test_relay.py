@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.engines.relay import RelayEngine
 from p2psync.errors import BaseMismatchError, EngineError
 from p2psync.protocol.manifest import Manifest, pack_table, sign
@@ -18,7 +18,7 @@ from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-SPEC = TensorSpec(Kind.TENSOR, "w", "U8", (100,))
+SPEC = TensorSpec(TensorKind.TENSOR, "w", "U8", (100,))
 
 
 def digest(version: int) -> bytes:
@@ -38,7 +38,7 @@ def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: 
         base_digest=bytes(16) if base is None else digest(base),
         profile="fast",
         block_units=1 << 16,
-        table=pack_table([Row(SPEC, base is not None, True)]),
+        table=pack_table([TableRow(SPEC, base is not None, True)]),
         sizes=[len(part) for part in parts],
         hashes=b"".join(blake3(part).digest() for part in parts),
         first_rows=[0, 0],
@@ -53,7 +53,7 @@ def add(store: Store, version: int, base: int | None, *, epoch: int = 1, whole: 
     return PathStep(signed.id, manifest)
 
 
-def bring(engine: RelayEngine, *path: PathStep) -> None:
+def commit_path(engine: RelayEngine, *path: PathStep) -> None:
     """Commits a path whose chunks the store holds."""
     stage = engine.stage(path)
     for i in range(len(path)):
@@ -73,8 +73,8 @@ def test_a_relay_keeps_its_position_over_a_restart(tmp_path: Path) -> None:
         engine = RelayEngine(tmp_path / "relay.json", store)
         assert engine.position is None
         assert engine.table() == []
-        bring(engine, add(store, 0, None), add(store, 1, 0))
-        bring(engine, add(store, 2, 1))
+        commit_path(engine, add(store, 0, None), add(store, 1, 0))
+        commit_path(engine, add(store, 2, 1))
         assert engine.table() == [SPEC]
     assert reopened(tmp_path).position == Position(run="1" * 32, epoch=1, version=2, digest=digest(2))
 
@@ -82,14 +82,14 @@ def test_a_relay_keeps_its_position_over_a_restart(tmp_path: Path) -> None:
 def test_packs_that_were_retired_since_are_not_missed(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
         first, second = add(store, 0, None), add(store, 1, 0)
-        bring(RelayEngine(tmp_path / "relay.json", store), first, second)
+        commit_path(RelayEngine(tmp_path / "relay.json", store), first, second)
         store.remove(first.id)
     assert reopened(tmp_path).position is not None
 
 
 def test_a_position_with_missing_chunks_is_not_believed(tmp_path: Path) -> None:
     with Store(tmp_path / "packs") as store:
-        bring(RelayEngine(tmp_path / "relay.json", store), add(store, 0, None), add(store, 1, 0, whole=False))
+        commit_path(RelayEngine(tmp_path / "relay.json", store), add(store, 0, None), add(store, 1, 0, whole=False))
     assert reopened(tmp_path).position is None
 
 
@@ -98,7 +98,7 @@ def test_a_stage_must_start_at_the_relays_position(tmp_path: Path) -> None:
         engine = RelayEngine(tmp_path / "relay.json", store)
         with pytest.raises(BaseMismatchError):
             engine.stage([add(store, 1, 0)])
-        bring(engine, add(store, 0, None))
+        commit_path(engine, add(store, 0, None))
         with pytest.raises(BaseMismatchError):
             engine.stage([add(store, 3, 2)])
         engine.stage([add(store, 5, None)]).abandon()
@@ -111,7 +111,7 @@ def test_a_relay_adopts_the_same_weights_under_a_later_epoch_only(tmp_path: Path
         engine = RelayEngine(tmp_path / "relay.json", store)
         later = Position(run="1" * 32, epoch=2, version=0, digest=digest(0))
         assert not engine.adopt(later)
-        bring(engine, add(store, 0, None))
+        commit_path(engine, add(store, 0, None))
         assert not engine.adopt(msgspec.structs.replace(later, digest=digest(9)))
         assert engine.adopt(later)
     assert reopened(tmp_path).position == later
@@ -142,5 +142,5 @@ def test_a_damaged_record_is_reported_once_and_written_again(tmp_path: Path) -> 
         assert "relay.json.damaged" in line
         assert "\n" not in line
         assert engine.inspect() == []
-        bring(engine, add(store, 0, None))
+        commit_path(engine, add(store, 0, None))
     assert reopened(tmp_path).position is not None

@@ -24,7 +24,7 @@ def numbers(rows: int, columns: int, first: int = 0) -> np.ndarray:
 
 
 def found_in(live: np.ndarray, firsts: np.ndarray, unit: type = np.uint8) -> list[tuple[int, StridedPiece]]:
-    """The pieces of a live parameter that holds units of these numbers, from what probes leave in it."""
+    """Returns the pieces of a live parameter that holds units of these numbers, found by probes."""
     bits = 8 * np.dtype(unit).itemsize
     rest = np.random.default_rng(1).integers(0, 256, live.size).astype(unit)
 

@@ -30,7 +30,7 @@ from p2psync.delta.digest import digest_units  # noqa: E402
 from p2psync.engines.device import unit_transfer  # noqa: E402
 from p2psync.engines.device.extract import DeviceExtraction  # noqa: E402
 from p2psync.engines.device.finder import VersionPair, nan_bits  # noqa: E402
-from p2psync.engines.device.unit_transfer import UnitSelection  # noqa: E402
+from p2psync.engines.device.unit_transfer import TensorSelection  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,10 +145,10 @@ def test_units_are_gathered_and_written_by_one_launch_for_many_blocks() -> None:
         other, before = live.flip(0).contiguous(), live.clone()
         few = np.sort(rng.choice(6000, 1500, replace=False)).astype(np.uint32)
         places = [
-            UnitSelection(live, 1000, 6000, few),
-            UnitSelection(live, 12_000, 2000, None),
-            UnitSelection(other, 3, 10, few[:0]),
-            UnitSelection(other, 7, 6000, few[:1]),
+            TensorSelection(live, 1000, 6000, few),
+            TensorSelection(live, 12_000, 2000, None),
+            TensorSelection(other, 3, 10, few[:0]),
+            TensorSelection(other, 7, 6000, few[:1]),
         ]
         group = unit_transfer._make_group(places)
         found, expected = (torch.empty(group.entries, dtype=dtype) for _ in range(2))

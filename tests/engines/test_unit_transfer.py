@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from engine_parts import Run, bring, digest_of, put_all
+from engine_parts import Run, commit_path, digest_of, put_all
 from module_parts import Policy, Version, anchor, bits, stepped, version_of, weights
 
 from p2psync.engines.base import Position
 from p2psync.engines.device import unit_transfer as unit_transfer
-from p2psync.engines.device.unit_transfer import UnitSelection
+from p2psync.engines.device.unit_transfer import TensorSelection
 from p2psync.engines.module import engine as module
 from p2psync.engines.module import staging
 from p2psync.engines.module.engine import ModuleEngine
@@ -22,7 +22,7 @@ from p2psync.errors import EngineError
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
-    """Have every tensor treated like one of a device; gives each wait for one."""
+    """Treats every tensor like one of a device; yields the list of devices that were waited for."""
     asked: list[torch.device] = []
     settle = unit_transfer.synchronize
 
@@ -51,8 +51,8 @@ def start(version: Version) -> Position:
 def test_deltas_and_chains_and_roll_backs_are_exact(waits: list[torch.device]) -> None:
     live, run, versions = chain(4)
     engine = ModuleEngine(live, position=start(versions[0]))
-    bring(run, engine, run.steps[0, 1], shuffle=1)
-    bring(run, engine, run.steps[1, 2], run.steps[2, 3], shuffle=2)
+    commit_path(run, engine, run.steps[0, 1], shuffle=1)
+    commit_path(run, engine, run.steps[1, 2], run.steps[2, 3], shuffle=2)
     assert weights(versions[3]).items() <= bits(live).items()
     assert engine.scrub()
     engine.roll_back()
@@ -64,7 +64,7 @@ def test_an_anchor_is_written_in_groups(waits: list[torch.device], monkeypatch: 
     live, run = Policy(1), Run()
     other = version_of(Policy(2))
     engine = ModuleEngine(live)
-    bring(run, engine, anchor(run, 3, other))
+    commit_path(run, engine, anchor(run, 3, other))
     assert weights(other).items() <= bits(live).items()
 
 
@@ -93,7 +93,7 @@ def test_old_bits_are_gathered_before_too_many_are_queued(
     monkeypatch.setattr(staging, "_PENDING_UNITS", 1)
     live, run, versions = chain(2)
     engine = ModuleEngine(live, position=start(versions[0]))
-    bring(run, engine, run.steps[0, 1])
+    commit_path(run, engine, run.steps[0, 1])
     assert len(waits) > 5
     assert weights(versions[1]).items() <= bits(live).items()
 
@@ -126,7 +126,7 @@ def test_a_write_that_fails_is_undone(waits: list[torch.device], monkeypatch: py
     assert weights(versions[1]).items() <= bits(live).items()
 
 
-def places(rng: np.random.Generator) -> tuple[list[UnitSelection], list[torch.Tensor]]:
+def places(rng: np.random.Generator) -> tuple[list[TensorSelection], list[torch.Tensor]]:
     """Sparse and dense places of tensors of every width, strided and empty ones, and copies of the tensors."""
     found = []
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
@@ -134,12 +134,12 @@ def places(rng: np.random.Generator) -> tuple[list[UnitSelection], list[torch.Te
         for tensor in (flat, flat.clone().view(90, 100).t()[1:]):
             few = np.sort(rng.choice(4000, 700, replace=False)).astype(np.uint32)
             found += [
-                UnitSelection(tensor, 8, 4096, few),
-                UnitSelection(tensor, 5000, 3000, None),
-                UnitSelection(tensor, 4500, 9, few[:0]),
+                TensorSelection(tensor, 8, 4096, few),
+                TensorSelection(tensor, 5000, 3000, None),
+                TensorSelection(tensor, 4500, 9, few[:0]),
             ]
     whole = torch.from_numpy(rng.integers(0, 255, 999, np.uint8)).view(3, 333).t()
-    found.append(UnitSelection(whole, 0, 999, None))
+    found.append(TensorSelection(whole, 0, 999, None))
     return found, [place.bits.clone() for place in found]
 
 
@@ -158,16 +158,16 @@ def test_written_units_are_gathered_and_no_others_change(
         np.testing.assert_array_equal(old.view(flat.dtype), flat[place.start + where.astype(np.int64)])
         assert old.dtype.kind == "u"
     news = [rng.integers(0, 255, old.nbytes, np.uint8).view(old.dtype) for old in olds]
-    scatter, brought = unit_transfer.torch_scatter, list[int]()
+    scatter, uploaded = unit_transfer.torch_scatter, list[int]()
 
     def counted(group: unit_transfer.SelectionGroup, values: torch.Tensor) -> Callable[[], None]:
-        brought.append(group.entries)
+        uploaded.append(group.entries)
         return scatter(group, values)
 
     monkeypatch.setattr(unit_transfer, "torch_scatter", counted)
     writes = unit_transfer.prepare_unit_writes(all_, news, device_bytes=device_bytes)
     assert all(torch.equal(place.bits, copy) for place, copy in zip(all_, before, strict=True)), "only prepared"
-    assert bool(brought) == bool(device_bytes), "beyond the limit everything stays on the host until then"
+    assert bool(uploaded) == bool(device_bytes), "beyond the limit everything stays on the host until then"
     for write in writes:
         write()
     for old, new, again in zip(olds, news, unit_transfer.gather_units(all_), strict=True):

@@ -147,7 +147,7 @@ class OneProcess:
 
 
 def packs_of(place: Path, ranks: int) -> list[list[Pack]]:
-    """The sealed packs of each rank, read beside the running processes."""
+    """The sealed packs of each rank, read while the processes run."""
     from p2psync.store.pack import open_pack
     from p2psync.store.payloads import OpenPayloads
 

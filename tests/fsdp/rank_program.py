@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-import p2psync.topology.hub_planner  # noqa: F401 (what a hub imports when it starts)
+import p2psync.topology.hub_planner  # noqa: F401 (imported when a hub starts)
 from p2psync.delta.warm import warm
 from p2psync.errors import P2PSyncError
 from p2psync.trainer.config import TrainerConfig
@@ -183,7 +183,7 @@ class Program:
         return {}
 
     def rss(self) -> dict[str, Any]:
-        """Peak resident bytes since the last time: all, and of anonymous memory what there is now."""
+        """Returns peak resident bytes since the last call, and bytes of anonymous memory now."""
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
             name: int(lines[name].split()[0]) * 1024 for name in ("VmHWM", "VmRSS", "RssAnon", "RssShmem", "RssFile")
@@ -195,7 +195,7 @@ class Program:
         return {}
 
     def warm(self) -> dict[str, Any]:
-        """Compile what coding needs."""
+        """Compiles the codec."""
         warm()
         return {}
 
@@ -269,7 +269,7 @@ def main() -> None:
     warm()
     torch.set_num_threads(1)  # and no thread of torch's, which a fork would not have
     parameter = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.AdamW([parameter])  # which imports what takes longest
+    optimizer = torch.optim.AdamW([parameter])  # its imports take longest
     optimizer.step()
     for line in sys.stdin:
         child = os.fork()

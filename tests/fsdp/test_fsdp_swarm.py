@@ -25,7 +25,7 @@ def actor(hub: str, place: Path, name: str) -> ActorNode:
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """On a loop as daemons use."""
+    """Runs a coroutine on a loop as daemons use."""
     loop = BackgroundLoop("actors")
     try:
         loop.call(work(), timeout=2 * LIMIT)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from thread_ranks import ThreadedRanks, Trained
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.errors import DigestMismatchError, P2PSyncError, RanksError, StoreError
 from p2psync.store import segments
 from p2psync.store.packs import Store
@@ -27,7 +27,7 @@ SHAPES += [("e", "U8", (3, 2)), ("f", "BF16", (703, 3000)), ("g", "BF16", (0, 5)
 
 
 def specs(shapes: list[tuple[str, str, tuple[int, ...]]]) -> list[TensorSpec]:
-    return [TensorSpec(int(Kind.TENSOR), *shape) for shape in shapes]
+    return [TensorSpec(int(TensorKind.TENSOR), *shape) for shape in shapes]
 
 
 @settings(max_examples=8, deadline=None)
@@ -75,7 +75,7 @@ def ids(threaded: ThreadedRanks) -> list[set[bytes]]:
 
 
 def agreed(threaded: ThreadedRanks) -> list[tuple[int | None, int]]:
-    """Returns what ranks agree on at a start: the version of the snapshots, and the newest number."""
+    """Returns the agreement of ranks at a start: the version of the snapshots, and the newest number."""
     found = threaded.everywhere(lambda m: agree_on_version(m.ranks, m.store, m.snapshot, RUN))
     assert not any(isinstance(one, Exception) for one in found)
     return [(None if one[0] is None else one[0].version, one[1]) for one in found]  # type: ignore[index]
@@ -88,7 +88,7 @@ def again(threaded: ThreadedRanks) -> None:
 
 
 def fail_at(threaded: ThreadedRanks, rank: int, where: str, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Have one rank fail at a step."""
+    """Makes one rank fail at a step."""
     rank_builder = threaded.rank_builders[rank]
     target = {
         "draft": rank_builder.store,
@@ -141,7 +141,7 @@ def test_a_rank_lost_at_any_step_leaves_no_version(
     if found[0][0] is None:
         assert ids(threaded) == [set()] * 3
         newest = found[0][1]
-        assert newest in (0, 1)  # of what was never announced the number may come again
+        assert newest in (0, 1)  # the number of a version that was never announced may come again
         assert {pack.manifest.kind for pack in threaded.first(RUN, newest + 1)} == {"anchor"}
     else:
         assert (ids(threaded), found[0]) == (before, (0, 0))
@@ -174,7 +174,7 @@ def test_a_lost_store_makes_the_next_version_an_anchor(threaded: ThreadedRanks) 
 
 @pytest.mark.parametrize("owned", [True, False])
 def test_a_bit_flipped_in_a_rank_snapshot_is_never_announced(threaded: ThreadedRanks, owned: bool) -> None:
-    """The flipped unit changes: what its holder finds, or its owner decodes, disagrees with the others."""
+    """The flipped unit changes: the result of its holder, or its owner, disagrees with the others."""
     layout, row = threaded.layout, 0
     theirs = layout.delta.unit_ranges(layout.delta_owners, 1)
     place = next(iter(theirs - layout.held[1] if owned else layout.held[1] - theirs))

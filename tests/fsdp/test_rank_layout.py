@@ -1,4 +1,4 @@
-"""Unit ranges are sets of units; a rank layout gives every unit one owner, which keeps what it needs."""
+"""Unit ranges are sets of units; a rank layout gives every unit one owner, and owners hold their units."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.trainer.fsdp.rank_builder import _batches
 from p2psync.trainer.fsdp.rank_layout import RankLayout
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
@@ -48,7 +48,7 @@ def tables(draw: st.DrawFn) -> tuple[list[TensorSpec], list[UnitRanges]]:
     )
     dtypes = draw(st.lists(st.sampled_from(["BF16", "F32", "U8"]), min_size=len(shapes), max_size=len(shapes)))
     specs = sorted(
-        TensorSpec(int(Kind.TENSOR), f"t{i}", dtype, shape)
+        TensorSpec(int(TensorKind.TENSOR), f"t{i}", dtype, shape)
         for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True))
     )
     ranks = draw(st.integers(1, 9))
@@ -91,7 +91,7 @@ def test_owners_have_equal_loads_to_within_a_segment(table: tuple[list[TensorSpe
 
 
 def test_owners_hold_most_of_their_segments_where_shards_are_large() -> None:
-    specs = [TensorSpec(int(Kind.TENSOR), f"t{i}", "BF16", (4 << 16, 1024)) for i in range(2)]
+    specs = [TensorSpec(int(TensorKind.TENSOR), f"t{i}", "BF16", (4 << 16, 1024)) for i in range(2)]
     units, quarter = specs[0].count, specs[0].count // 4
     held = [UnitRanges.of([(row, r * quarter, (r + 1) * quarter) for row in (0, 1)]) for r in range(4)]
     layout = RankLayout(specs, held)
@@ -103,7 +103,7 @@ def test_owners_hold_most_of_their_segments_where_shards_are_large() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1), st.integers(0, 99), st.integers(0, 99)), max_size=9))
 def test_batches_of_fetched_ranges_cover_every_unit_once(places: list[tuple[int, int, int, int]]) -> None:
-    specs = [TensorSpec(int(Kind.TENSOR), name, dtype, (100,)) for name, dtype in (("a", "U8"), ("b", "F32"))]
+    specs = [TensorSpec(int(TensorKind.TENSOR), name, dtype, (100,)) for name, dtype in (("a", "U8"), ("b", "F32"))]
     rounds = list(_batches(places, specs, 64))
     sizes = [sum((stop - start) * specs[row].width for _, row, start, stop in few) for few in rounds]
     assert all(0 < size <= 64 for size in sizes)

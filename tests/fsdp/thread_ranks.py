@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Meeting:
-    """Where threads meet."""
+    """A barrier of threads, with a board on which each leaves its data."""
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)

@@ -9,10 +9,10 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.tensors import TensorSpec
 from p2psync.membership.records import NodeInfo
-from p2psync.protocol.manifest import Manifest, Row, pack_table, sign
+from p2psync.protocol.manifest import Manifest, TableRow, pack_table, sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 TRUSTED = frozenset({KEY.public_key().public_bytes_raw()})
 RUN = "0" * 11 + "1" + "a" * 20
 TRAINER = "f" * 32
@@ -36,7 +36,7 @@ def node(number: int, **fields: object) -> NodeInfo:
 def manifest(version: int, base: int | None = None, *, epoch: int = 1, tensors: int = 0) -> bytes:
     """A signed manifest; each tensor makes it larger by some 50 bytes."""
     names = [KEY.sign(str(number).encode()).hex()[:64] for number in range(tensors)]
-    rows = [Row(TensorSpec(2, name, "BF16", (1,)), True, True) for name in sorted(names)]
+    rows = [TableRow(TensorSpec(2, name, "BF16", (1,)), True, True) for name in sorted(names)]
     made = Manifest(
         run=RUN,
         epoch=epoch,
@@ -58,7 +58,7 @@ def manifest(version: int, base: int | None = None, *, epoch: int = 1, tensors: 
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until `condition` holds; fails after 10 s."""
+    """Runs the loop until `condition` holds; fails after 10 s."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 (the condition changes in the server, without an event to wait for)
             await asyncio.sleep(0)

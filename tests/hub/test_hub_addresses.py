@@ -25,7 +25,7 @@ LINK_LOCAL = "-6 addr add fe80::1/64 dev v0 nodad"
 
 
 async def seen(host: str, info: NodeInfo) -> NodeInfo:
-    """Returns what a hub that listens on every address announces of a node that joins through this host."""
+    """Returns the addresses that a hub on every address announces of a node that joins through this host."""
     service = HubService(HubConfig(trusted=TRUSTED))
     port = await service.start("", 0)
     async with HubClient(url_of(host, port)) as client:
@@ -58,7 +58,7 @@ def test_a_node_of_both_families_is_announced_in_both() -> None:
     assert inside(lambda: asyncio.run(seen(OWN_V4, joins)), LINK).hosts == (OWN_V4, OWN_V6)
 
 
-def test_what_a_node_advertises_is_announced_as_it_is() -> None:
+def test_advertised_addresses_are_announced_unchanged() -> None:
     joins = node(1, host="2001:db8::5", further=("node.example",))
     assert inside(lambda: asyncio.run(seen(OWN_V4, joins)), LINK).hosts == ("2001:db8::5", "node.example")
 

@@ -1,4 +1,4 @@
-"""What a hub tells in its log."""
+"""The hub logs members that join and leave, and calls that it refuses."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_nodes_that_come_and_go_are_named(log: tuple[HubLog, list[float]], caplo
     ]
 
 
-def test_a_wrong_token_is_a_warning_and_is_told_once_a_minute_for_each_host(
+def test_a_wrong_token_is_warned_of_once_a_minute_for_each_host(
     log: tuple[HubLog, list[float]], caplog: pytest.LogCaptureFixture
 ) -> None:
     hub_log, now = log

@@ -53,7 +53,7 @@ async def test_a_lease_that_is_not_renewed_ends(hub: HubService, client: HubClie
 
 
 async def test_the_end_of_a_lease_wakes_long_polls_without_any_request(clock: Clock) -> None:
-    service = HubService(HubConfig(trusted=TRUSTED, ttl=0.05))  # on the real clock: the alarm is what is tested
+    service = HubService(HubConfig(trusted=TRUSTED, ttl=0.05))  # on the real clock, since the timer is tested
     port = await service.start("127.0.0.1", 0)
     async with HubClient(f"http://127.0.0.1:{port}") as client:
         lease = await client.join(node(1))
@@ -142,7 +142,7 @@ async def test_a_nodes_description_is_bounded(client: HubClient) -> None:
         await client.join(node(1, region="r" * 65))
 
 
-async def test_a_full_hub_says_so() -> None:
+async def test_a_full_hub_refuses_with_the_reason() -> None:
     service = HubService(HubConfig(trusted=TRUSTED, max_members=1))
     port = await service.start("127.0.0.1", 0)
     async with HubClient(f"http://127.0.0.1:{port}") as client:

@@ -1,4 +1,4 @@
-"""The plan over HTTP: who gets which part, when the planner runs, and the size of the view."""
+"""The plan over HTTP: each node's part, the times of planning, and the size of the view."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ async def test_only_lease_holders_get_a_plan() -> None:
                 await client.plan(lease)
 
 
-async def test_a_hub_without_a_planner_says_that_there_is_none(client: HubClient) -> None:
+async def test_a_hub_without_a_planner_reports_no_plan(client: HubClient) -> None:
     lease = (await client.join(node(1))).lease
     with pytest.raises(HubError, match="no plan"):
         await client.plan(lease)

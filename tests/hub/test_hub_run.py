@@ -8,11 +8,11 @@ import io
 import aiohttp
 import msgspec
 import pytest
-from hub_parts import KEY, RUN, STRANGER, TRAINER, TRUSTED, Clock, manifest, node, until
+from hub_parts import KEY, RUN, TRAINER, TRUSTED, UNTRUSTED_KEY, Clock, manifest, node, until
 
 from p2psync.errors import BaseMismatchError, FencedError, FormatError, HubError, LeaseError, TrustError
 from p2psync.membership.hub import HubConfig
-from p2psync.membership.records import Claim, Claimed, View, claim_bytes
+from p2psync.membership.records import Claimed, RunClaim, View, claim_bytes
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.hub_wire import MAX_ANNOUNCE
@@ -23,9 +23,9 @@ async def claim(client: HubClient, epoch: int = 1, claimant: str = TRAINER) -> s
     return (await client.claim(KEY, node=claimant, run=RUN, epoch=epoch)).token
 
 
-async def signed(client: HubClient, epoch: int = 1) -> Claim:
+async def signed(client: HubClient, epoch: int = 1) -> RunClaim:
     nonce = (await client.challenge()).nonce
-    made = Claim(node=TRAINER, run=RUN, epoch=epoch, nonce=nonce, key=KEY.public_key().public_bytes_raw().hex())
+    made = RunClaim(node=TRAINER, run=RUN, epoch=epoch, nonce=nonce, key=KEY.public_key().public_bytes_raw().hex())
     return msgspec.structs.replace(made, signature=KEY.sign(claim_bytes(made)).hex())
 
 
@@ -118,7 +118,7 @@ async def test_a_hub_reports_a_change_of_runs() -> None:
 
 async def test_a_key_that_is_not_trusted_may_not_claim(client: HubClient) -> None:
     with pytest.raises(TrustError, match="not trust"):
-        await client.claim(STRANGER, node=TRAINER, run=RUN, epoch=1)
+        await client.claim(UNTRUSTED_KEY, node=TRAINER, run=RUN, epoch=1)
 
 
 async def test_a_forged_signature_is_refused(client: HubClient) -> None:

@@ -23,11 +23,11 @@ async def test_a_join_token_is_asked_of_everyone(clock: Clock) -> None:
     async with HubClient(url, "open sesame") as member:
         await member.join(node(1))
     for token in (None, "", "open", "open sesame!", "other"):
-        async with HubClient(url, token) as stranger:
+        async with HubClient(url, token) as untrusted:
             with pytest.raises(TrustError, match="join token"):
-                await stranger.view()
+                await untrusted.view()
             with pytest.raises(TrustError, match="join token"):
-                await stranger.join(node(2))
+                await untrusted.join(node(2))
     async with aiohttp.ClientSession() as session:
         for path, status in {"/healthz": 200, "/metrics": 401, "/v1/status": 401, "/nowhere": 401}.items():
             async with session.get(url + path) as answer:
@@ -131,9 +131,9 @@ async def test_an_embedder_adds_routes_that_answer_errors_alike(clock: Clock) ->
     async with HubClient(url, "secret") as client:
         with pytest.raises(HubError, match="of its own"):
             await client.get("/v1/mine", 100)
-    async with HubClient(url) as stranger:
+    async with HubClient(url) as untrusted:
         with pytest.raises(TrustError, match="join token"):
-            await stranger.get("/v1/mine", 100)
+            await untrusted.get("/v1/mine", 100)
     await service.stop()
 
 

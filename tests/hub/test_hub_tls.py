@@ -46,7 +46,7 @@ async def test_a_hub_serves_tls_to_those_who_trust_its_certificate(tmp_path: Pat
     url = f"https://127.0.0.1:{await service.start('127.0.0.1', 0, tls=serving)}"
     async with HubClient(url, tls=ssl.create_default_context(cafile=tmp_path / "hub.pem")) as client:
         assert (await client.join(node(1))).revision == 1
-    async with HubClient(url) as stranger:
+    async with HubClient(url) as untrusted:
         with pytest.raises(HubError, match="certificate"):
-            await stranger.join(node(2))
+            await untrusted.join(node(2))
     await service.stop()

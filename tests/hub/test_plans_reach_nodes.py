@@ -63,7 +63,7 @@ class Swarm:
         return {number: node.core.plan for number, node in self.nodes.items() if node.core.plan is not None}
 
     def settled(self) -> bool:
-        """Whether all nodes follow the hub's plan, it covers exactly these nodes, and they are connected."""
+        """Returns whether all nodes follow the hub's plan, it covers exactly these nodes, and they are connected."""
         plans = self.plans()
         if len(plans) < len(self.nodes) or {p.revision for p in plans.values()} != {self.hub.core.view().plan}:
             return False

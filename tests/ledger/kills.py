@@ -1,4 +1,4 @@
-"""A trainer with its ledger, killed (SIGKILL) at random moments while actors work over HTTP, and begun anew each time.
+"""A trainer with its ledger, killed (SIGKILL) at random moments while actors work over HTTP, and restarted each time.
 
     python tests/ledger/kills.py --kills 200
 
@@ -121,13 +121,13 @@ async def answer(work: WorkClient, lease: str, item: str, version: int, rng: ran
     await asyncio.sleep(rng.uniform(0, 0.02))
     result = f"{item} {rng.getrandbits(64):x} " + "x" * rng.choice([0, 0, 20_000])
     receipt = await work.deliver(
-        lease, item, result.encode(), version=version, digest=digest_of(version), tokens=10, patience=5.0
+        lease, item, result.encode(), version=version, digest=digest_of(version), tokens=10, timeout_seconds=5.0
     )
     if receipt.verdict == "accepted":
         print(json.dumps([item, result]), file=told, flush=True)  # type: ignore[call-overload]
 
 
-# ---- the one who kills -----------------------------------------------------------------------------------------------
+# ---- the killing process ---------------------------------------------------------------------------------------------
 
 
 def fork(main: Callable[[], Coroutine[object, object, None]]) -> int:

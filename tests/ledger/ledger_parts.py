@@ -17,7 +17,7 @@ class Clock:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """Let the loop run until `condition` holds; fails after 10 s."""
+    """Runs the loop until `condition` holds; fails after 10 s."""
     async with asyncio.timeout(10):
         while not condition():  # noqa: ASYNC110 (what is waited for happens at the server's side, which tells nobody)
             await asyncio.sleep(0)

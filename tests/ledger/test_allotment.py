@@ -26,7 +26,7 @@ def ledger(items: int, version: int = 0, **config: object) -> Ledger:
 def work(
     ledger: Ledger, node: str, count: int, began: float, each: float, tokens: int = 100, version: int = 0
 ) -> float:
-    """Let a node do `items` items, one after another, `each` seconds long; returns when it finished."""
+    """Makes a node do `items` items, one after another, `each` seconds long; returns when it finished."""
     now = began
     for index in range(count):
         lease = f"{node}-{began}-{index}"
@@ -52,9 +52,9 @@ def test_steps_take_a_quarter_less_time_than_with_an_equal_split(speeds: list[fl
 
 def test_steps_of_many_items_at_a_time_take_a_quarter_less_as_well() -> None:
     case = Case(name="", speeds=TWO, slots=16, items=256, steps=3)
-    equal, asking, allotted = compare(case)
+    equal, first_come, allotted = compare(case)
     assert allotted.total < 0.75 * equal.total
-    assert allotted.total < asking.total
+    assert allotted.total < first_come.total
 
 
 def test_the_same_case_goes_the_same_way() -> None:
@@ -157,9 +157,9 @@ def test_a_node_that_gets_versions_late_gets_fewer_items() -> None:
     for version in range(1, 4):
         made.admit(version, digest(version), 100.0 * version)
         made.put(version, [(f"{version}/{index}", b"") for index in range(40)])
-        for node, lag in (("late", 15.0), ("early", 0.0)):
+        for node, update_delay in (("late", 15.0), ("early", 0.0)):
             made.lease(node, f"{node}-{version}", 1, 100.0 * version, version - 1)
-            made.renew_node(node, 100.0 * version + lag, version)
+            made.renew_node(node, 100.0 * version + update_delay, version)
     made.drop_before(4)
     for node in ("late", "early"):
         made.put(3, [(f"{node}/{index}", b"") for index in range(20)])

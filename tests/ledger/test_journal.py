@@ -143,7 +143,7 @@ def test_a_log_cut_anywhere_holds_a_prefix_of_whole_batches(tmp_path: Path, seed
         lengths.append(log.stat().st_size)
     whole, base = log.read_bytes(), path.read_bytes()
     journal.close()
-    assert lengths == sorted(lengths), "the log was not begun anew meanwhile"
+    assert lengths == sorted(lengths), "the log was not restarted meanwhile"
     rng = random.Random(seed)
     cuts = sorted({*lengths, *(length - 1 for length in lengths[2:]), *(rng.randrange(len(whole)) for _ in range(40))})
     cut = tmp_path / "cut.db"

@@ -86,7 +86,7 @@ async def test_the_work_of_a_killed_actor_wakes_another_as_soon_as_its_membershi
 
 
 @pytest.mark.parametrize("how", ["leave", "join again"])
-async def test_work_returns_when_a_node_leaves_or_starts_anew(
+async def test_work_returns_when_a_node_leaves_or_restarts(
     service: LedgerService, client: HubClient, lease: str, how: str
 ) -> None:
     await service.put(0, [("a", b"")])

@@ -49,7 +49,7 @@ class HubWithLedger:
         await self.hub.stop()
 
     async def leased(self, client: HubClient, *items: str) -> str:
-        """Put these items in and lease them to the actor; returns the work lease."""
+        """Puts these items in and leases them to the actor; returns the work lease."""
         self.service.admit(0, DIGEST)
         await self.service.put(0, [(item, b"") for item in items])
         lease = (await client.join(NodeInfo(node="1" * 32, role="actor"))).lease
@@ -155,7 +155,7 @@ async def test_concurrent_uploads_stay_within_their_bound(tmp_path: Path, clock:
             assert (await later).verdict == "accepted"
         for _, writer in slow:
             writer.close()  # type: ignore[attr-defined]
-        await until(lambda: service.uploads.size == 0)  # who hangs up gives its room back
+        await until(lambda: service.uploads.size == 0)  # a closed connection frees its bytes
         assert service.ledger.done == 2
     await served.stop()
 
@@ -169,7 +169,7 @@ async def test_a_full_ledger_makes_uploads_wait(tmp_path: Path, clock: Clock) ->
         assert await client.complete(work, "a", bytes(10), version=0, digest=DIGEST) == "accepted"
         assert await client.complete(work, "b", bytes(10), version=0, digest=DIGEST) == "full"
         with pytest.raises(HubError, match="is full now"):
-            await client.deliver(work, "b", bytes(10), version=0, digest=DIGEST, patience=0.0)
+            await client.deliver(work, "b", bytes(10), version=0, digest=DIGEST, timeout_seconds=0.0)
         later = asyncio.create_task(client.deliver(work, "b", bytes(10), version=0, digest=DIGEST))
         await until(lambda: service.ledger.counts.refused["full"] > 3)
         assert [done.item.item for done in await service.take(5)] == ["a"]
@@ -231,7 +231,7 @@ async def test_a_cancelled_take_loses_no_result(served: HubWithLedger, actor: Hu
     assert [done.result for done in await served.service.take(1)] == [b"A"]
 
 
-async def test_the_loser_of_a_race_is_told_the_void_items(tmp_path: Path, clock: Clock) -> None:
+async def test_the_loser_of_a_race_gets_the_void_items(tmp_path: Path, clock: Clock) -> None:
     served = HubWithLedger(tmp_path / "other.db", clock, allot=True, first_items=2, hedge_margin=1)
     service = await served.start()
     async with HubClient(f"http://127.0.0.1:{served.port}") as hub:

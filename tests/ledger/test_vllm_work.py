@@ -1,4 +1,4 @@
-"""A vLLM engine takes work under its own membership, and begins it under an admissible version, whoever conducts it."""
+"""A vLLM engine takes work under its own membership, and begins it under an admissible version, with any conductor."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ async def test_an_engines_version_follows_its_commits_until_it_stops_serving() -
     engine = Engine(version=5)
     engine.commits = 4
     live = EngineVersion(engine.status)
-    reading = await live.read()
-    assert reading.position is not None
-    assert (reading.position.version, reading.position.digest.hex(), reading.commits) == (5, DIGEST, 4)
+    state = await live.read()
+    assert state.position is not None
+    assert (state.position.version, state.position.digest.hex(), state.commits) == (5, DIGEST, 4)
     with pytest.raises(UsageError, match="P2PSync-Exact-Version"):
         async with live.hold():
             pass

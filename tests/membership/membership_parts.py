@@ -8,11 +8,11 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.membership.hub import HubConfig, HubCore
-from p2psync.membership.records import Announce, Claim, NodeInfo, claim_bytes
+from p2psync.membership.records import Announce, NodeInfo, RunClaim, claim_bytes
 from p2psync.protocol.manifest import Manifest, pack_table, sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
-STRANGER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+UNTRUSTED_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 RUN = "0" * 11 + "1" + "a" * 20
 LATER_RUN = "0" * 11 + "2" + "a" * 20
 
@@ -74,10 +74,10 @@ def signed_claim(
     claimant: int = 1,
     take_over: bool = False,
     key: Ed25519PrivateKey = KEY,
-) -> Claim:
+) -> RunClaim:
     """A claim over `nonce` with a valid signature."""
     public = key.public_key().public_bytes_raw().hex()
-    claim = Claim(node=f"{claimant:032x}", run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
+    claim = RunClaim(node=f"{claimant:032x}", run=run, epoch=epoch, nonce=nonce, key=public, take_over=take_over)
     return msgspec.structs.replace(claim, signature=key.sign(claim_bytes(claim)).hex())
 
 

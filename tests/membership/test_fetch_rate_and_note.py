@@ -19,7 +19,7 @@ from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.swarm.transfer import pack_bitmap
 
 
-def test_a_renewal_reports_the_fetch_rate_and_wakes_nobody() -> None:
+def test_a_renewal_reports_the_fetch_rate_and_wakes_no_reader() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     revision, acknowledgements = core.revision, core.acknowledgements

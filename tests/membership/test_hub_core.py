@@ -8,7 +8,7 @@ from membership_parts import (
     KEY,
     LATER_RUN,
     RUN,
-    STRANGER,
+    UNTRUSTED_KEY,
     announce,
     claim,
     fresh,
@@ -60,7 +60,7 @@ def test_joins_and_leaves_and_expiries_are_visible() -> None:
     assert core.expire(10) == []
 
 
-def test_acknowledging_a_version_is_shown_but_wakes_nobody() -> None:
+def test_acknowledging_a_version_is_shown_but_wakes_no_reader() -> None:
     core = make_core()
     lease = core.join(Join(info=node(1)), lease=fresh(), now=0).lease
     granted = core.renew(Renew(lease=lease, version=7, digest="ab" * 16), now=3)
@@ -205,7 +205,7 @@ def test_a_refused_claim_spends_its_nonce() -> None:
     core = make_core()
     nonce = core.challenge(nonce=fresh(), now=0).nonce
     with pytest.raises(TrustError, match="not trust"):
-        core.claim(signed_claim(nonce, key=STRANGER), token=fresh(), now=0)
+        core.claim(signed_claim(nonce, key=UNTRUSTED_KEY), token=fresh(), now=0)
     with pytest.raises(TrustError, match="nonce"):
         core.claim(signed_claim(nonce), token=fresh(), now=0)
 
@@ -295,7 +295,7 @@ def test_retired_manifests_are_removed_and_may_be_announced_again() -> None:
         (manifest(2, 1, branch=1), BaseMismatchError),
         (manifest(0, run=LATER_RUN), ReplayError),
         (manifest(2, epoch=2), UsageError),
-        (manifest(2, key=STRANGER), TrustError),
+        (manifest(2, key=UNTRUSTED_KEY), TrustError),
         (manifest(2)[:-1] + b"\0", TrustError),
         (b"garbage", FormatError),
     ],

@@ -1,4 +1,4 @@
-"""The hub's core and the plan: when one is due, what the view shows of it, and who gets which part."""
+"""The hub's core and the plan: when one is due, the view of it, and each node's part."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class HubMachine(RuleBasedStateMachine):
         self.core = make_core(ttl=TTL, max_members=3, max_manifests=4)
         self.now = 0
         self.leases: dict[str, tuple[int, int, int]] = {}  # lease → node, port, heard
-        self.past: list[str] = []
+        self.ended_leases: list[str] = []
         self.claimant: tuple[str, int, int] | None = None  # run, epoch, node
         self.claimed_at, self.left = 0, False
         self.tokens: list[str] = []
@@ -40,7 +40,7 @@ class HubMachine(RuleBasedStateMachine):
         self.revision = 0
 
     def some_lease(self, data: st.DataObject) -> str:
-        return [*self.past, "never"][data.draw(st.integers(0, len(self.past)))]
+        return [*self.ended_leases, "never"][data.draw(st.integers(0, len(self.ended_leases)))]
 
     def visible(self) -> object:
         view = self.core.view()
@@ -59,7 +59,7 @@ class HubMachine(RuleBasedStateMachine):
         for old in earlier:
             del self.leases[old]
         self.leases[lease] = (number, port, self.now)
-        self.past.append(lease)
+        self.ended_leases.append(lease)
 
     @rule(data=st.data(), version=st.integers(0, 3))
     def renew(self, data: st.DataObject, version: int) -> None:
@@ -103,7 +103,7 @@ class HubMachine(RuleBasedStateMachine):
         self.claimant, self.claimed_at, self.left = wanted, self.now, False
 
     def may_claim(self, held: tuple[str, int, int], wanted: tuple[str, int, int]) -> bool:
-        """Whether a claim needs no `take_over`."""
+        """Returns whether a claim needs no `take_over`."""
         if wanted[0] == held[0]:
             return wanted[:2] > held[:2] or wanted == held
         is_here = any(number == held[2] for number, _, _ in self.leases.values())
@@ -152,8 +152,8 @@ class HubMachine(RuleBasedStateMachine):
         held = sorted(self.leases.values())
         assert [(m.info.node, m.info.port) for m in view.members] == [(f"{n:032x}", port) for n, port, _ in held]
         assert [a.inline for a in view.lineage] == [_MANIFESTS[key] for key in self.lineage]
-        heads = [(epoch, version) for _, epoch, version, _, _ in self.lineage]
-        assert view.head == (max(heads)[1] if heads else None)
+        announced = [(epoch, version) for _, epoch, version, _, _ in self.lineage]
+        assert view.head == (max(announced)[1] if announced else None)
 
     @invariant()
     def no_lease_outlives_its_ttl(self) -> None:

@@ -39,7 +39,7 @@ renewals = st.fixed_dictionaries(
 
 
 def renewed(body: bytes, trouble: FormatError | None = None) -> tuple[str, list[NodeStatistics], int | None]:
-    """Renews a lease of 10 s at second 9 with this body; returns what the hub refused and its state afterwards."""
+    """Renews a lease of 10 s at second 9 with this body; returns the refused fields and the hub's state afterwards."""
     core = make_core(ttl=TTL)
     core.join(Join(info=node(1)), lease=LEASE, now=0.0)
     core.join(Join(info=node(2)), lease=fresh(), now=0.0)
@@ -54,7 +54,7 @@ def renewed(body: bytes, trouble: FormatError | None = None) -> tuple[str, list[
 
 
 @given(extras=renewals)
-def test_a_lease_is_renewed_whatever_else_its_renewal_holds(extras: dict[str, object]) -> None:
+def test_a_lease_is_renewed_by_any_renewal_with_its_id(extras: dict[str, object]) -> None:
     _, reported, _ = renewed(msgspec.json.encode({"lease": LEASE} | extras))
     for known in reported:
         check_statistics(known)

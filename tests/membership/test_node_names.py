@@ -23,6 +23,6 @@ def test_other_names_are_refused(name: str) -> None:
         check_info(msgspec.structs.replace(INFO, name=name))
 
 
-def test_a_node_that_tells_no_name_is_taken() -> None:
+def test_a_node_without_a_name_is_accepted() -> None:
     fields = {key: value for key, value in msgspec.to_builtins(INFO).items() if key != "name"}
     assert msgspec.convert(fields, NodeInfo) == INFO

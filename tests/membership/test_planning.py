@@ -1,4 +1,4 @@
-"""When the hub plans, in virtual time."""
+"""The hub's scheduler begins plans at the right times, in virtual time."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Book:
         return NodePlan(self.revision, self._peers[node], [], []) if node in self._peers else None
 
 
-class Keeper:
+class SchedulerBench:
     """A scheduler for a hub with this many members."""
 
     def __init__(self, count: int = 4) -> None:
@@ -74,7 +74,7 @@ def test_nothing_is_planned_before_anything_happens() -> None:
 
 
 def test_a_plan_is_due_soon_after_members_change_but_not_at_once() -> None:
-    made = Keeper(4)
+    made = SchedulerBench(4)
     made.change(10.0)
     assert 10.0 + SETTLE_SECONDS <= made.scheduler.due < 10.0 + 2 * SETTLE_SECONDS
     assert made.begin(10.0 + SETTLE_SECONDS / 2) is None
@@ -83,7 +83,7 @@ def test_a_plan_is_due_soon_after_members_change_but_not_at_once() -> None:
 
 
 def test_simultaneous_changes_make_one_plan_without_postponing_it() -> None:
-    made = Keeper(4)
+    made = SchedulerBench(4)
     made.change(10.0)
     due = made.scheduler.due
     for k in range(5):
@@ -94,7 +94,7 @@ def test_simultaneous_changes_make_one_plan_without_postponing_it() -> None:
 
 
 def test_changes_settle_longer_with_more_members() -> None:
-    few, many, most = Keeper(2), Keeper(1000), Keeper(5000)
+    few, many, most = SchedulerBench(2), SchedulerBench(1000), SchedulerBench(5000)
     for made in (few, many, most):
         made.change(0.0)
     assert few.scheduler.due < many.scheduler.due <= most.scheduler.due == SETTLE_MAX_SECONDS
@@ -102,7 +102,7 @@ def test_changes_settle_longer_with_more_members() -> None:
 
 @pytest.mark.parametrize("trainer", [None, "f" * 32])
 def test_without_a_trainer_among_the_members_there_is_no_plan(trainer: str | None) -> None:
-    made = Keeper(4)
+    made = SchedulerBench(4)
     made.change(0.0)
     assert made.begin(5.0, trainer) is None
     assert made.scheduler.due == float("inf")
@@ -111,13 +111,13 @@ def test_without_a_trainer_among_the_members_there_is_no_plan(trainer: str | Non
 
 
 def test_a_trainer_alone_needs_no_plan() -> None:
-    made = Keeper(1)
+    made = SchedulerBench(1)
     made.change(0.0)
     assert made.begin(5.0) is None
 
 
 def test_a_trainer_that_lost_the_run_is_left_out() -> None:
-    made = Keeper(3)
+    made = SchedulerBench(3)
     fenced = Member(info=node(9, role="trainer"))
     made.members.append(fenced)
     made.change(0.0)
@@ -126,7 +126,7 @@ def test_a_trainer_that_lost_the_run_is_left_out() -> None:
 
 
 def test_a_payload_of_another_size_calls_for_another_plan() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     made.scheduler.announced(64 << 20, 0.0)
     made.make(made.scheduler.due)
@@ -140,7 +140,7 @@ def test_a_payload_of_another_size_calls_for_another_plan() -> None:
 
 
 def test_changes_during_a_plan_make_the_next_one() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     assert made.begin(1.0) is not None
     made.change(1.1)
@@ -152,7 +152,7 @@ def test_changes_during_a_plan_make_the_next_one() -> None:
 
 @pytest.mark.parametrize(("took", "rest"), [(0.5, 1.5), (2.0, 3.0), (5.0, 5.0)])
 def test_the_pause_after_a_plan_is_a_multiple_of_its_time_up_to_a_limit(took: float, rest: float) -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     ended = made.make(0.0, took=took)
     made.change(ended)
@@ -160,7 +160,7 @@ def test_the_pause_after_a_plan_is_a_multiple_of_its_time_up_to_a_limit(took: fl
 
 
 def test_urgent_plans_pause_only_as_long_as_the_last_plan_took() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     ended = made.make(0.0, took=1.0)
     made.scheduler.members_changed(3, ended, gone=True)
@@ -180,7 +180,7 @@ def test_urgent_plans_pause_only_as_long_as_the_last_plan_took() -> None:
 
 
 def test_substantial_changes_of_statistics_make_at_most_one_plan_a_second() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     began = made.make(0.0)
     made.measure(1, NodeStatistics(up=50.0), began + 0.1)
@@ -193,7 +193,7 @@ def test_substantial_changes_of_statistics_make_at_most_one_plan_a_second() -> N
 
 
 def test_statistics_make_no_plan_just_after_an_announcement() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     ended = made.make(0.0)
     made.scheduler.announced(0, ended + 5.0)
@@ -202,7 +202,7 @@ def test_statistics_make_no_plan_just_after_an_announcement() -> None:
 
 
 def test_plans_that_change_nothing_lengthen_the_wait_for_the_next() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     began = made.make(0.0)
     waits = []
@@ -220,7 +220,7 @@ def test_plans_that_change_nothing_lengthen_the_wait_for_the_next() -> None:
 
 
 def test_a_degraded_path_is_planned_for_at_once() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     began = made.make(0.0)
     made.measure(1, NodeStatistics(paths=[PathStatistics(node(2).node, sent=4.0, degraded_to=0.1)]), began + 0.1)
@@ -228,7 +228,7 @@ def test_a_degraded_path_is_planned_for_at_once() -> None:
 
 
 def test_small_changes_of_statistics_add_up() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.measure(1, NodeStatistics(up=50.0), 0.0)
     made.make(0.0)
     for step, rate in enumerate((54.0, 58.0)):
@@ -239,7 +239,7 @@ def test_small_changes_of_statistics_add_up() -> None:
 
 
 def test_a_failed_path_makes_a_plan() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     made.make(0.0)
     failed = NodeStatistics(paths=[PathStatistics(node(2).node, failed=True)])
@@ -249,7 +249,7 @@ def test_a_failed_path_makes_a_plan() -> None:
 
 
 def test_a_failed_path_that_no_plan_uses_makes_none() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     assert made.begin(made.scheduler.due) is not None
     made.scheduler.made(Book(1, {node(1).node: [node(3).node]}), 1.0)
@@ -260,7 +260,7 @@ def test_a_failed_path_that_no_plan_uses_makes_none() -> None:
 
 
 def test_statistics_of_non_members_are_not_planned_with() -> None:
-    made = Keeper(2)
+    made = SchedulerBench(2)
     made.reported["e" * 32] = NodeStatistics(up=1.0)
     made.change(0.0)
     task = made.begin(1.0)
@@ -268,7 +268,7 @@ def test_statistics_of_non_members_are_not_planned_with() -> None:
 
 
 def test_an_unchanged_plan_is_not_reported_as_new() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     now = made.make(0.0)
     plan_result = made.scheduler.plan_result
@@ -279,7 +279,7 @@ def test_an_unchanged_plan_is_not_reported_as_new() -> None:
 
 
 def test_a_failed_plan_is_reported_once_and_retried_while_the_old_one_stays() -> None:
-    made = Keeper()
+    made = SchedulerBench()
     made.change(0.0)
     now = made.make(0.0)
     plan_result = made.scheduler.plan_result

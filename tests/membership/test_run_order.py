@@ -1,4 +1,4 @@
-"""Which run a node follows, and its description for people."""
+"""Nodes follow the newest run; runs are described for people."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_no_sequence_of_offers_leads_back_to_an_older_run(offers: list[tuple[str
 
 
 @given(RUNS, st.integers(0, 1 << 47), st.binary(min_size=10, max_size=10))
-def test_a_later_run_is_newer_than_any_of_that_time_whatever_the_clock_says(than: str, ms: int, drawn: bytes) -> None:
+def test_a_later_run_is_newer_than_earlier_ones_despite_the_clock(than: str, ms: int, drawn: bytes) -> None:
     made = later_run(than, ms, drawn)
     assert len(made) == 32 and is_newer(made, than) and is_newer(made, than[:12]) and not is_newer(than, made)
 

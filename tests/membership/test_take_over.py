@@ -54,7 +54,7 @@ def test_an_ended_run_is_replaced_by_a_newer_one_and_by_an_older_only_on_purpose
     assert core.view().run == RUN
 
 
-def test_a_take_over_tells_the_earlier_trainer_who_took_the_hub_and_how() -> None:
+def test_a_take_over_names_the_new_holder_to_the_earlier_trainer() -> None:
     core = make_core(ttl=TTL)
     token = claim(core, claimant=1)
     announce(core, token, manifest(0))
@@ -121,7 +121,7 @@ def own_claim(core: HubCore, **fields: object) -> None:
     core.claim(signed_claim(nonce, **fields), token=fresh(), now=0)
 
 
-def test_a_hub_inside_a_trainer_is_claimed_by_nobody_else_before_or_after() -> None:
+def test_a_hub_inside_a_trainer_is_claimed_by_no_other_trainer() -> None:
     core = make_core(embedded=True)
     for fields in ({}, {"epoch": 9}, {"run": LATER_RUN, "claimant": 2, "take_over": True}):
         with pytest.raises(FencedError, match="this hub is part of a trainer"):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2psync.net.engine_driver import EngineDriver
-from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, Fetch, held_bytes
+from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch, held_bytes
 from p2psync.observe.events import Event, FetchProgress
 
 GB = 10**9
@@ -36,7 +36,7 @@ def test_only_wanted_chunks_that_are_held_count() -> None:
 
 def test_rate_and_time_left_are_of_what_came_since_it_began() -> None:
     path = [step(b"known", [GB] * 16)]
-    fetch = Fetch(path, [range(16)], began=100.0, total_bytes=16 * GB, first_bytes=2 * GB)
+    fetch = RunningFetch(path, [range(16)], began=100.0, total_bytes=16 * GB, first_bytes=2 * GB)
     event = fetch.progress(Held([True] * 6 + [False] * 10), now=140.0)  # type: ignore[arg-type]
     assert event == FetchProgress(3, 6 * GB, 16 * GB, bytes_per_second=GB / 10, seconds_left=100.0)
     assert event.line() == "fetching version 3: 37 % of 16.0 GB, 100.0 MB/s, about 2 min left"
@@ -51,7 +51,7 @@ def test_the_time_left_is_told_in_a_fitting_unit(left: float | None, says: str) 
 
 
 def test_a_fetch_to_which_nothing_comes_has_no_time_left() -> None:
-    fetch = Fetch([step(b"known", [7])], [[0]], began=0.0, total_bytes=7, first_bytes=0)
+    fetch = RunningFetch([step(b"known", [7])], [[0]], began=0.0, total_bytes=7, first_bytes=0)
     assert fetch.progress(Held([False]), now=20.0).seconds_left is None  # type: ignore[arg-type]
 
 
@@ -61,7 +61,7 @@ async def test_a_fetch_that_lasts_is_told_to_the_log_and_with_the_lease_until_it
     store: Any = Held([True, False])
     driver = EngineDriver(SimpleNamespace(), core, store, on_event=told.append, on_trouble=lambda line: None)  # type: ignore[arg-type]
     path = [step(b"known", [GB, GB])]
-    driver._path, driver._fetch = path, Fetch(path, [[0, 1]], began=0.0, total_bytes=2 * GB, first_bytes=0)
+    driver._path, driver._fetch = path, RunningFetch(path, [[0, 1]], began=0.0, total_bytes=2 * GB, first_bytes=0)
     driver.look_at_fetch(TELL_EVERY_SECONDS - 1)
     assert (told, core.membership.why_waiting()) == ([], "")
     driver.look_at_fetch(2 * TELL_EVERY_SECONDS)

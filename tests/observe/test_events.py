@@ -56,7 +56,7 @@ def test_bytes_fetched_beyond_the_path_are_accounted_for(useful: int, wasted: in
 
 
 @pytest.mark.parametrize(
-    ("figures", "says"),
+    ("figures", "message"),
     [
         ({}, "(1.00 % changed, 3.0 MB fetched, 1.50 s"),
         ({"since": 5}, "(1.00 % changed since version 5, "),
@@ -70,8 +70,8 @@ def test_bytes_fetched_beyond_the_path_are_accounted_for(useful: int, wasted: in
         ({"fetched_bytes": 1_000_000}, "(1.00 % changed, 1.0 MB fetched, 1.50 s"),
     ],
 )
-def test_a_commits_line_names_its_path(figures: dict[str, object], says: str) -> None:
-    assert says in committed(**figures).line()
+def test_a_commits_line_names_its_path(figures: dict[str, object], message: str) -> None:
+    assert message in committed(**figures).line()
 
 
 def test_a_version_without_payload_has_no_ratio() -> None:

@@ -17,7 +17,7 @@ from p2psync.observe.log_format import JsonFormatter, TextFormatter
 PUBLISHED = Published(3, "ab" * 16, False, 1, 100, 10, 1000, 1, 0.5, 1.0, checkpoint="ck/step-3")
 
 
-def test_nodes_log_under_p2psync_where_nobody_listens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_nodes_log_under_p2psync_without_a_listener(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "p2psync")
     config = ActorConfig(hub_url="http://127.0.0.1:9", trusted=bytes(32), store=tmp_path)  # type: ignore[arg-type]
     ActorNode(config, lambda store: None)._emit(Note("one"))  # type: ignore[arg-type,return-value]

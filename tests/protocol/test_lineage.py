@@ -74,7 +74,7 @@ def test_resolve_to_the_current_version_is_empty() -> None:
     assert resolve([], (3, "d"), (3, "d")) == []
 
 
-def test_resolve_tells_forks_of_one_number_apart() -> None:
+def test_resolve_distinguishes_forks_of_one_number() -> None:
     lineage = [announce((1, "a"), (2, "b"), 1)]
     assert resolve(lineage, (1, "z"), (2, "b")) is None
     assert resolve(lineage, (1, "a"), (2, "z")) is None

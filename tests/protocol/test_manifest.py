@@ -12,7 +12,7 @@ import zstandard
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 from p2psync.protocol.manifest import (
     MAX_BODY_BYTES,
@@ -31,7 +31,7 @@ KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = KEY.public_key().public_bytes_raw()
 TRUSTED = frozenset({PUBLIC})
 OTHER = Ed25519PrivateKey.from_private_bytes(bytes(range(1, 33)))
-ROWS = [Row(TensorSpec(Kind.TENSOR, name, "BF16", (4, 4)), True, True) for name in ("a", "b", "c")]
+ROWS = [TableRow(TensorSpec(TensorKind.TENSOR, name, "BF16", (4, 4)), True, True) for name in ("a", "b", "c")]
 CHUNKS = [b"one", b"two", b"three"]
 GOOD = Manifest(
     run="0123456789abcdef" * 2,
@@ -176,18 +176,18 @@ def test_every_bound_of_the_structure_holds_even_for_the_trusted_key(fields: dic
 @pytest.mark.parametrize(
     ("why", "row"),
     [
-        ("negative", Row(TensorSpec(Kind.TENSOR, "a", "BF16", (-2, -2)), True, True)),
-        ("unknown dtype", Row(TensorSpec(Kind.TENSOR, "a", "XX", (2,)), True, True)),
-        ("whole bytes", Row(TensorSpec(Kind.TENSOR, "a", "F4", (3,)), True, True)),
-        ("no version", Row(TensorSpec(Kind.TENSOR, "a", "U8", (3,)), False, False)),
-        ("unknown kind", Row(TensorSpec(3, "a", "U8", (3,)), True, True)),
-        ("unknown kind", Row(TensorSpec(-1, "a", "U8", (3,)), True, True)),
-        ("length <= 64", Row(TensorSpec(Kind.TENSOR, "a", "U8", (1,) * 65), True, True)),
-        ("over", Row(TensorSpec(Kind.TENSOR, "a", "U8", (1 << 40, 1 << 40)), True, True)),
-        ("digest", Row(TensorSpec(Kind.TENSOR, "a", "U8", (3,)), True, True, bytes(15))),
+        ("negative", TableRow(TensorSpec(TensorKind.TENSOR, "a", "BF16", (-2, -2)), True, True)),
+        ("unknown dtype", TableRow(TensorSpec(TensorKind.TENSOR, "a", "XX", (2,)), True, True)),
+        ("whole bytes", TableRow(TensorSpec(TensorKind.TENSOR, "a", "F4", (3,)), True, True)),
+        ("no version", TableRow(TensorSpec(TensorKind.TENSOR, "a", "U8", (3,)), False, False)),
+        ("unknown kind", TableRow(TensorSpec(3, "a", "U8", (3,)), True, True)),
+        ("unknown kind", TableRow(TensorSpec(-1, "a", "U8", (3,)), True, True)),
+        ("length <= 64", TableRow(TensorSpec(TensorKind.TENSOR, "a", "U8", (1,) * 65), True, True)),
+        ("over", TableRow(TensorSpec(TensorKind.TENSOR, "a", "U8", (1 << 40, 1 << 40)), True, True)),
+        ("digest", TableRow(TensorSpec(TensorKind.TENSOR, "a", "U8", (3,)), True, True, bytes(15))),
     ],
 )
-def test_every_bound_of_a_row_holds(why: str, row: Row) -> None:
+def test_every_bound_of_a_row_holds(why: str, row: TableRow) -> None:
     with pytest.raises(FormatError, match=why):
         unpack_table(pack_table([row]))
 
@@ -223,15 +223,15 @@ def test_lists_beyond_their_limits_are_refused_before_memory_is_taken() -> None:
 
 def test_a_tensor_of_many_huge_dimensions_is_refused_at_once() -> None:
     """Their product has millions of digits, and would take hours."""
-    spec = TensorSpec(Kind.TENSOR, "a", "U8", (2**63 - 1,) * 1_000_000)
+    spec = TensorSpec(TensorKind.TENSOR, "a", "U8", (2**63 - 1,) * 1_000_000)
     with pytest.raises(FormatError, match="length"):
-        unpack_table(pack_table([Row(spec, True, True)]))
+        unpack_table(pack_table([TableRow(spec, True, True)]))
 
 
 @pytest.mark.parametrize("bad", [("U8", (-1,)), ("F4", (3,)), ("BF\n16" * 99, (4,)), ("U8", (1 << 63,))])
-def test_an_error_is_one_line_of_bounded_length_whatever_the_names_are(bad: tuple[str, tuple[int, ...]]) -> None:
+def test_an_error_is_one_line_of_bounded_length_for_any_names(bad: tuple[str, tuple[int, ...]]) -> None:
     with pytest.raises(FormatError) as caught:
-        unpack_table(pack_table([Row(TensorSpec(Kind.TENSOR, "a\nb\x1b" * 1000, *bad), True, True)]))
+        unpack_table(pack_table([TableRow(TensorSpec(TensorKind.TENSOR, "a\nb\x1b" * 1000, *bad), True, True)]))
     assert len(str(caught.value)) < 2000 and str(caught.value).isprintable()
 
 

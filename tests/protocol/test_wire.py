@@ -37,7 +37,7 @@ WIRE = (
     *("trainer/ledger/uploads.py", "p2psync/net/plan_worker.py"),
 )
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
-WILD = st.sampled_from([math.nan, math.inf, -math.inf])
+NON_FINITE = st.sampled_from([math.nan, math.inf, -math.inf])
 
 
 def values(info: inspect.Type, figures: st.SearchStrategy[float]) -> st.SearchStrategy[Any]:
@@ -89,7 +89,7 @@ def figures_of(message: object) -> list[float]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_message_is_encoded_only_if_its_numbers_are_finite(kind: type, data: st.DataObject) -> None:
-    message = data.draw(struct(kind, st.one_of(FINITE, WILD)))
+    message = data.draw(struct(kind, st.one_of(FINITE, NON_FINITE)))
     if all(math.isfinite(figure) for figure in figures_of(message)):
         assert msgspec.to_builtins(checked(message)) == msgspec.to_builtins(message)
         assert figures_of(decode_msgpack(encode_msgpack(message), kind)) == figures_of(message)
@@ -111,7 +111,7 @@ def test_json_refuses_numbers_that_are_not_finite(text: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind in messages._NUMBERS])
 @given(data=st.data())
 def test_peer_messages_with_infinite_numbers_are_refused(kind: Any, data: st.DataObject) -> None:
-    message = data.draw(struct(kind, WILD))
+    message = data.draw(struct(kind, NON_FINITE))
     if figures_of(message):
         with pytest.raises(FormatError):
             messages.encode_control(message)

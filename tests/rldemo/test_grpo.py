@@ -14,7 +14,7 @@ from p2psync.rldemo.grpo import Learner, clipped_objective, group_advantages, ma
 from p2psync.rldemo.local import changed_fraction, roll_out_batch, snapshot, train
 from p2psync.rldemo.model import Policy, PolicyConfig, completion_logprobs, load_warm_start, working_copy
 from p2psync.rldemo.result import RISE_MIN_STANDARD_ERRORS, reward_trend
-from p2psync.rldemo.rollout import Group, RolloutResult, Sample, WorkItem, generator_for, make_items, roll_out
+from p2psync.rldemo.rollout import Group, RolloutResult, RolloutTask, Sample, generator_for, make_tasks, roll_out
 from p2psync.rldemo.task import EOS
 
 TINY = PolicyConfig(hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8)
@@ -32,7 +32,7 @@ def groups_of(results: Sequence[RolloutResult]) -> list[Group]:
 
 
 def artificial_groups(policy: Policy) -> list[Group]:
-    """Real completions of an untrained policy; starting with an even token is what pays."""
+    """Real completions of an untrained policy; those that start with an even token are rewarded."""
     groups = groups_of(roll_out_batch(policy, FAST, 0, 0))
     paid = [[replace_reward(sample, float(sample.tokens[0] % 2 == 0)) for sample in g.samples] for g in groups]
     return [Group(group.prompt, samples) for group, samples in zip(groups, paid, strict=True)]
@@ -95,7 +95,7 @@ def test_published_weights_are_the_rounded_masters() -> None:
         assert master.dtype == torch.float32
         assert torch.equal(master.bfloat16().view(torch.int16), weight.view(torch.int16))
         beyond += int((master != weight.float()).sum())
-    assert beyond > 0  # the masters remember what bf16 can not show
+    assert beyond > 0  # the masters remember changes that bf16 cannot show
 
 
 def test_first_masters_round_to_the_weights_from_all_over_their_range() -> None:
@@ -140,10 +140,10 @@ def test_a_restored_learner_goes_on_bit_for_bit() -> None:
     assert changed_fraction(snapshot(first), snapshot(second)) == 0.0
 
 
-def test_items_and_results_survive_encoding_and_do_not_depend_on_who_works() -> None:
+def test_tasks_and_results_survive_encoding_and_are_repeatable() -> None:
     policy = load_warm_start()
-    item = msgspec.msgpack.decode(msgspec.msgpack.encode(make_items(FAST, 3)[1]), type=WorkItem)
-    assert item == make_items(FAST, 3)[1]
+    item = msgspec.msgpack.decode(msgspec.msgpack.encode(make_tasks(FAST, 3)[1]), type=RolloutTask)
+    assert item == make_tasks(FAST, 3)[1]
     first = roll_out(policy, item, generator_for(item), 7)
     again = roll_out(working_copy(policy).bfloat16(), item, generator_for(item), 7)
     assert first == again and first.version == 7 and first.item_id == item.item_id

@@ -1,4 +1,4 @@
-"""The policy: cached generation against full forward passes, and what is read when."""
+"""The policy: cached generation against full forward passes, and its reads of weights."""
 
 from __future__ import annotations
 

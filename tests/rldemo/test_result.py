@@ -11,16 +11,16 @@ from typing import Any, cast
 import pytest
 
 from p2psync.observe.events import Published
-from p2psync.rldemo.cast import Member
+from p2psync.rldemo.cast import DemoProcess
 from p2psync.rldemo.config import DemoConfig
 from p2psync.rldemo.lines import Final, Learned
 from p2psync.rldemo.local import train
 from p2psync.rldemo.model import load_warm_start
 from p2psync.rldemo.result import RISE_MIN_STANDARD_ERRORS, conclude, reward_trend
 
-#: The fewest versions of a demonstration: what continuous integration runs.
+#: Versions of a demonstration in continuous integration, the fewest.
 VERSIONS = 12
-#: Mean rewards of `python -m p2psync.rldemo.local --lag 1`, seed by seed.
+#: Mean rewards of `python -m p2psync.rldemo.local --staleness 1`, seed by seed.
 HEALTHY = {
     1: [0.460, 0.423, 0.513, 0.514, 0.482, 0.548, 0.597, 0.605, 0.576, 0.637, 0.660, 0.661, 0.706, 0.758, 0.760, 0.774],
     2: [0.441, 0.434, 0.469, 0.483, 0.533, 0.527, 0.540, 0.595, 0.584, 0.593, 0.652, 0.674, 0.692, 0.734, 0.738, 0.758],
@@ -52,16 +52,16 @@ def test_reward_trend_of_a_line_is_infinite_and_of_a_constant_zero() -> None:
 
 
 @pytest.mark.parametrize("seed", HEALTHY)
-def test_a_healthy_demonstration_passes_with_twice_what_is_asked_for(seed: int) -> None:
+def test_a_healthy_demonstration_passes_with_twice_the_required_rise(seed: int) -> None:
     for versions in (VERSIONS, 16):
         assert reward_trend(HEALTHY[seed][:versions]) > 2 * RISE_MIN_STANDARD_ERRORS
 
 
 def verdict(rewards: list[float]) -> tuple[bool, str]:
-    """What is concluded of a demonstration with these rewards in which all else is well."""
+    """Returns the verdict on a demonstration with these rewards in which all else is well."""
     final = Final(version=len(rewards), sha256="ab", memory_bytes=1)
     names = ("trainer", "actor-0")
-    members = [Member(name, "eu", cast(Any, None), Path(name), final=final) for name in names]
+    members = [DemoProcess(name, "eu", cast(Any, None), Path(name), final=final) for name in names]
     learned = [
         Learned(version=k, reward=reward, rollouts=8, oldest=k, re_leased=1, refused=0, sample="")
         for k, reward in enumerate(rewards, 1)

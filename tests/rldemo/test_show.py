@@ -14,7 +14,7 @@ from p2psync.rldemo import show
 from p2psync.rldemo.cast import Cast
 
 
-def test_where_nobody_looks_on_a_long_silence_says_what_is_awaited(
+def test_without_a_terminal_a_long_silence_names_the_awaited_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [100.0]

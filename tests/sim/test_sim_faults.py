@@ -26,7 +26,7 @@ def test_the_swarm_converges_despite_each_liar(kind: str) -> None:
         run_sim(seed, SimConfig(faults=(), liars=(kind, kind)))
 
 
-def test_without_faults_every_version_reaches_every_actor_and_nobody_is_banned() -> None:
+def test_without_faults_every_version_reaches_every_actor_and_no_peer_is_banned() -> None:
     for seed in range(5):
         report = run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
         assert report.bans == 0
@@ -45,7 +45,7 @@ def test_a_flooder_is_banned() -> None:
     assert sum(report.bans for report in reports) > 0
 
 
-def test_a_forger_of_offers_is_banned_by_its_peers() -> None:
+def test_a_peer_that_forges_manifests_is_banned_by_its_peers() -> None:
     reports = [run_sim(seed, SimConfig(faults=(), liars=("forger",), actors=4)) for seed in range(4)]
     assert sum(report.bans for report in reports) > 0
 

@@ -8,7 +8,7 @@ import random
 import msgspec
 
 from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, MembershipClient
-from p2psync.membership.records import DEFAULT_TTL, Join, Lease, NodeInfo, NodeStatistics, View
+from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
 from p2psync.swarm.gauges import Gauges
@@ -17,7 +17,7 @@ from p2psync.swarm.told_paths import PATHS_IN_ALL, most_paths
 
 MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.
-VERSIONS, EVERY, SECONDS = 3, 8.0, 3 * DEFAULT_TTL
+VERSIONS, EVERY, SECONDS = 3, 8.0, 3 * DEFAULT_TTL_SECONDS
 #: Bytes of one member in the view, and of one path in a renewal, both in JSON.
 MEMBER_BYTES, PATH_BYTES = 320, 110
 #: Bytes that every reader gets per version, with its manifest.
@@ -106,7 +106,7 @@ def test_leases_last_and_versions_arrive_though_most_members_cannot_be_dialled()
         sim.clock.at(float(second), look)
     sim.clock.run(SECONDS, lambda: False)
 
-    assert set(joined[int(DEFAULT_TTL) :]) == {MEMBERS}, "only the lease that was not renewed ended"
+    assert set(joined[int(DEFAULT_TTL_SECONDS) :]) == {MEMBERS}, "only the lease that was not renewed ended"
     assert {volunteer.joins for volunteer in volunteers} == {1}
     head = sim.trainer.head
     assert head is not None and head.version == VERSIONS - 1

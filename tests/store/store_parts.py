@@ -7,7 +7,7 @@ import random
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec
 from p2psync.protocol.manifest import Manifest, SignedManifest, pack_table, sign
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -25,7 +25,7 @@ def make_pack(seed: int, sizes: list[int]) -> tuple[SignedManifest, Manifest, li
         base_digest=bytes(16),
         profile="fast",
         block_units=1 << 16,
-        table=pack_table([Row(TensorSpec(int(Kind.TENSOR), "w", "BF16", (4,)), False, True)]),
+        table=pack_table([TableRow(TensorSpec(int(TensorKind.TENSOR), "w", "BF16", (4,)), False, True)]),
         sizes=sizes,
         hashes=b"".join(blake3(chunk).digest() for chunk in chunks),
         first_rows=[0] * len(sizes),

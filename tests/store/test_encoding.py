@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from p2psync.delta.block import block_count, block_range
 from p2psync.delta.container import decode_chunk
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.parallel import limit_threads
 from p2psync.store.encoding import DELTA_BLOCK_UNITS, Encoding, block_and_chunk
 from p2psync.store.segments import MAX_SEGMENT_BYTES, MIN_SEGMENT_BYTES, Segments
@@ -29,7 +29,7 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """No second thread."""
+    """Encodes on one thread."""
     limit_threads(1)
     yield
     limit_threads(None)
@@ -48,11 +48,11 @@ class Sink:
         self.seen.append(self.taken)
 
 
-def row(number: int, *shape: int, dtype: str = "BF16") -> Row:
-    return Row(TensorSpec(Kind.TENSOR, f"{number:04}", dtype, shape), True, True)
+def row(number: int, *shape: int, dtype: str = "BF16") -> TableRow:
+    return TableRow(TensorSpec(TensorKind.TENSOR, f"{number:04}", dtype, shape), True, True)
 
 
-def model(rows: list[Row], share: float) -> list[Pair]:
+def model(rows: list[TableRow], share: float) -> list[Pair]:
     """Bits before and after a change of this share of each tensor."""
     rng = np.random.default_rng(5)
     pairs = []
@@ -65,7 +65,7 @@ def model(rows: list[Row], share: float) -> list[Pair]:
     return pairs
 
 
-def encode(rows: list[Row], pairs: list[Pair], profile: str) -> tuple[Encoding, Sink]:
+def encode(rows: list[TableRow], pairs: list[Pair], profile: str) -> tuple[Encoding, Sink]:
     sink = Sink()
     with Encoding(sink, rows, profile=profile) as encoding:
         for index, (old, new) in enumerate(pairs):
@@ -119,7 +119,7 @@ def test_encoding_refuses_a_wrong_array_found_by_another_thread(threads: int) ->
         encoding.finish()
 
 
-def test_manifest_like_keeps_what_the_manifest_leads_to() -> None:
+def test_manifest_like_keeps_the_target_of_the_manifest() -> None:
     rows = [row(0, 300, 700)]
     pairs = model(rows, 0.02)
     tight, fast = (encode(rows, pairs, profile)[0] for profile in ("tight", "fast"))
@@ -160,7 +160,7 @@ def test_segments_hold_every_block_once_and_are_bounded(counts: list[int], dtype
 
 @pytest.mark.parametrize(("megabytes", "chunk"), [(1, 64 << 10), (64, 64 << 10), (300, 512 << 10), (16_000, 512 << 10)])
 def test_small_anchor_has_small_chunks(megabytes: int, chunk: int) -> None:
-    rows = [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
+    rows = [TableRow(TensorSpec(TensorKind.TENSOR, "w", "BF16", (megabytes << 19,)), False, True)]
     encoding = Encoding(Sink(), rows, anchor=True)
     assert encoding.block_units * 2 <= chunk
     assert encoding.block_units == min(1 << 17, chunk // 2)
@@ -171,7 +171,7 @@ def test_small_delta_has_small_chunks() -> None:
     old = rng.integers(0, 1 << 16, 1 << 23, np.uint16)
     new = old + (rng.random(old.size) < 0.08).astype(np.uint16)
     sink = Sink()
-    with Encoding(sink, [Row(TensorSpec(Kind.TENSOR, "w", "BF16", (old.size,)), True, True)]) as encoding:
+    with Encoding(sink, [TableRow(TensorSpec(TensorKind.TENSOR, "w", "BF16", (old.size,)), True, True)]) as encoding:
         encoding.take(0, old, new)
         encoding.finish()
     assert len(sink.chunks) > 4

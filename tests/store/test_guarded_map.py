@@ -34,7 +34,7 @@ def test_guarded_map_reads_missing_pages_as_zeros_and_notes_them(tmp_path: Path)
     array[-1] = 7
     assert array[-1] == 7
     assert (one.torn, other.torn) == (True, False)
-    assert (tmp_path / "one").stat().st_size == 5000, "what is written there is in no file"
+    assert (tmp_path / "one").stat().st_size == 5000, "the write reaches no file"
 
 
 def test_guarded_map_refuses_a_shorter_file(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def test_pack_round_trips_a_chunk(tmp_path: Path) -> None:
 
 
 class Syncs:
-    """Records what is made durable, in order: names, each with whether the pack had `done` by then."""
+    """Records durable writes, in order: names, each with whether the pack had `done` by then."""
 
     def __init__(self, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, bool]] = []
@@ -190,7 +190,7 @@ def test_a_chunk_of_the_wrong_size_is_refused(tmp_path: Path) -> None:
         store.add(signed, manifest).write(0, chunks[1])
 
 
-def test_a_second_process_is_told_that_the_store_is_in_use(tmp_path: Path) -> None:
+def test_a_second_process_is_refused_while_the_store_is_in_use(tmp_path: Path) -> None:
     with Store(tmp_path), pytest.raises(StoreError, match="in use by another process"):
         Store(tmp_path)
     Store(tmp_path).close()
@@ -310,7 +310,7 @@ def test_partial_pack_holds_its_chunks_and_reserves_no_more(tmp_path: Path, part
                 if not mine:
                     with pytest.raises(StoreError, match="not of the part"):
                         pack.write(index, chunks[index])
-        (tmp_path / signed.id.hex() / "done").unlink()  # then content proves what there is
+        (tmp_path / signed.id.hex() / "done").unlink()  # then the content tells which chunks there are
         with Store(tmp_path) as store:
             pack = store.packs()[0]
             assert (pack.sealed, list(pack.have)) == (False, part)

@@ -69,7 +69,7 @@ def test_staged_path_leaves_nothing_unless_placed(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_staged_path_removes_only_leftovers_of_dead_processes(tmp_path: Path) -> None:
+def test_staged_path_removes_only_temporary_files_of_dead_processes(tmp_path: Path) -> None:
     (tmp_path / ".place.1.tmp").mkdir()
     (tmp_path / ".place.1.tmp/half").write_bytes(b"half")
     (tmp_path / ".place.old.tmp").write_bytes(b"not ours")

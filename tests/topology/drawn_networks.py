@@ -33,12 +33,12 @@ def single_region(seed: int) -> Topology:
     return Topology("a-0", {"a": Region(len(hosts), 10)}, host=hosts)
 
 
-def regions(seed: int, most_hosts: int = 7) -> Topology:
+def regions(seed: int, max_hosts: int = 7) -> Topology:
     """2 to 6 regions on uneven links, each direction with its own rate; some hosts behind NAT, some pairs apart."""
     rng = np.random.default_rng(seed)
     count = int(rng.integers(2, 7))
     region = {
-        f"r{k}": Region(int(rng.integers(1, most_hosts + 1)), 100, 1000, float(rng.uniform(0.1, 2)))
+        f"r{k}": Region(int(rng.integers(1, max_hosts + 1)), 100, 1000, float(rng.uniform(0.1, 2)))
         for k in range(count)
     }
     links = [

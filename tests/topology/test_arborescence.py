@@ -9,7 +9,7 @@ from p2psync.topology.arborescence import cheapest_arborescence
 
 
 def spans(parents: tuple[int, ...], root: int) -> bool:
-    """Whether parents lead from every node to the root."""
+    """Returns whether parents lead from every node to the root."""
     for node in range(len(parents)):
         seen = set()
         while node != root:

@@ -17,7 +17,7 @@ def region_of(hosts: int) -> Network:
 
 
 def fullness(network: Network, parents: Ints, rate: float) -> float:
-    """Of the fullest uplink, by trees of equal shares."""
+    """Returns the used share of the fullest uplink, if all trees carry equal shares."""
     used = usage(network, parents, np.ones(network.size))
     return float((used.per_tree.mean(axis=1) * rate / used.capacity).max())
 

@@ -63,7 +63,7 @@ def test_weak_uplinks_together_bind_below_the_trainers_own() -> None:
     assert "uplinks" in bound.because
 
 
-def test_the_wan_of_four_regions_is_bound_by_what_reaches_the_worst_connected(tmp_path: Path) -> None:
+def test_the_wan_of_four_regions_is_bound_by_the_links_into_the_worst_connected(tmp_path: Path) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(FOUR_REGIONS)
     bound = broadcast_bound(load(file))
@@ -88,7 +88,7 @@ def test_an_unreachable_region_gives_no_rate_at_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ('trainer = "a-9"\n[region.a]\nhosts = 2\nup = 10\n', "is no host"),
         ('trainer = "a-0"\n[region.a]\nhosts = 0\nup = 10\n', "needs a host"),
@@ -99,11 +99,11 @@ def test_an_unreachable_region_gives_no_rate_at_all() -> None:
         ("trainer = ", "wan.toml"),
     ],
 )
-def test_a_wrong_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:
+def test_a_wrong_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(text)
     with pytest.raises(FormatError) as caught:
         load(file)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -29,10 +29,12 @@ def reported(members: int, rate: float = 100.0) -> dict[str, NodeStatistics]:
     return found
 
 
-BESIDE = frozenset({name(1), name(2)})
+CO_PUBLISHERS = frozenset({name(1), name(2)})
 
 
-def task(co_publishers: frozenset[str] = BESIDE, statistics: dict[str, NodeStatistics] | None = None) -> PlanTask:
+def task(
+    co_publishers: frozenset[str] = CO_PUBLISHERS, statistics: dict[str, NodeStatistics] | None = None
+) -> PlanTask:
     return PlanTask(
         name(0), [member(i) for i in range(9)], reported(9) if statistics is None else statistics, co_publishers
     )
@@ -71,7 +73,7 @@ def test_children_of_the_trainer_have_every_co_publisher_as_a_parent() -> None:
         part.check()
         parents = {part.peers[place.parent] for place in part.positions}
         co_publishers = {part.peers[peer] for peer in part.co_publishers}
-        assert co_publishers == (BESIDE if name(0) in parents else set())
+        assert co_publishers == (CO_PUBLISHERS if name(0) in parents else set())
         fed += bool(co_publishers)
     assert fed
 

@@ -95,7 +95,7 @@ def test_a_large_packet_takes_its_time_on_every_link_of_its_path(network: Emulat
         assert network.counters().links["a>b"].bytes - before == 5 * 1250
 
 
-def test_losses_are_as_frequent_as_the_link_says(network: EmulatedNetwork) -> None:
+def test_losses_are_as_frequent_as_the_link_is_set_to(network: EmulatedNetwork) -> None:
     sent, p = 4000, 0.05
     before = network.counters()
     with udp(network, "b-0") as one, udp(network, "c-0"):

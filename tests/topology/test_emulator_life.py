@@ -1,4 +1,4 @@
-"""Emulated networks start and end: simultaneously, by kill, and without leftovers."""
+"""Emulated networks start and end: simultaneously, by kill, and leave nothing."""
 
 import fcntl
 import os
@@ -96,7 +96,7 @@ def test_simultaneous_networks_are_isolated() -> None:
     assert left(one.state.run) == left(other.state.run) == []
 
 
-def test_the_end_of_a_network_ends_what_runs_in_it() -> None:
+def test_the_end_of_a_network_ends_its_processes() -> None:
     with Emulator(TINY) as network:
         process = network.run("b-0", ["sleep", "1000"])
     assert process.wait() == -signal.SIGKILL
@@ -111,7 +111,7 @@ def strange_namespace() -> Iterator[str]:
     namespaces.remove([name])
 
 
-def test_only_the_leftovers_of_a_killed_router_are_removed_by_the_next_network(strange_namespace: str) -> None:
+def test_the_next_network_removes_only_resources_of_killed_routers(strange_namespace: str) -> None:
     with Emulator(TINY) as living:
         killed = Emulator(TINY)
         killed.__enter__()
@@ -265,7 +265,7 @@ def test_an_unknown_congestion_control_is_refused_and_leaves_nothing() -> None:
     assert namespaces.existing("p2w-") == before
 
 
-def test_without_root_or_ip_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_root_or_ip_the_command_fails_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert namespaces.missing() == "emulating a network needs `ip`: install iproute2"
     receiver, sender = os.pipe()

@@ -1,4 +1,4 @@
-"""What the kernel's counters show of a connection whose link is cut to a hundredth."""
+"""The kernel's counters show the losses of a connection whose link is cut to a hundredth."""
 
 import socket
 import threading

@@ -94,7 +94,7 @@ def test_a_slow_uplink_keeps_capacity_for_acknowledgements() -> None:
     assert copies_sent(plan_result, 3) * rate <= (5 - ACK_BYTES_PER_BYTE * rate) * 1.001
 
 
-def test_a_claim_beyond_what_others_received_is_not_believed() -> None:
+def test_a_claim_beyond_the_bytes_that_others_received_is_not_believed() -> None:
     reported = measured(12, {3: 10.0})
     reported[name(3)] = msgspec.structs.replace(reported[name(3)], up=1e6)
     network = network_of(task([member(i) for i in range(12)], reported))
@@ -226,7 +226,7 @@ def test_a_thousand_members_get_small_parts() -> None:
     assert max(sizes) < 8192
 
 
-def test_a_plan_that_reaches_nobody_is_finite_and_is_replaced_by_one_that_does() -> None:
+def test_a_plan_that_reaches_no_node_is_finite_and_is_replaced_by_one_that_does() -> None:
     planner = HubPlanner()
     hidden = [member(0, port=0), member(1, port=0), member(2, port=0)]  # none of them can be dialled
     plan_result = planner.plan(task(hidden))

@@ -27,7 +27,7 @@ def nodes(count: int, region: str = "a", up: float = 100.0) -> list[NodeFigures]
     ]
 
 
-def test_a_claim_counts_up_to_twice_what_others_received() -> None:
+def test_a_claim_counts_up_to_twice_the_rate_that_others_received() -> None:
     honest = nodes(8)
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up={"a1": 10.0, "a2": 12.0, "a3": 11.0})
     network = from_measurements("a0", [*honest, liar], [])
@@ -36,7 +36,7 @@ def test_a_claim_counts_up_to_twice_what_others_received() -> None:
     assert plan.egress(plan.names.index("liar")) < 0.3
 
 
-def test_one_accomplice_raises_a_liars_uplink_to_four_times_what_others_received() -> None:
+def test_one_accomplice_raises_a_liars_uplink_to_four_times_the_received_rate() -> None:
     reported = {"a1": 10.0, "a2": 12.0, "friend": 1e5, "liar": 1e5}
     liar = NodeFigures(name="liar", region="a", claimed_up=1e5, seen_up=reported)
     network = from_measurements("a0", [*nodes(4), liar], [])
@@ -55,7 +55,7 @@ def test_two_simultaneous_witnesses_confirm_their_sum() -> None:
     assert network.up[network.names.index("b")] == 24
 
 
-def test_a_claim_that_nobody_tested_counts_as_the_slower_ones_that_were() -> None:
+def test_an_untested_claim_counts_as_the_slower_tested_ones() -> None:
     fast = [NodeFigures(name="b0", region="a", claimed_up=1e4), NodeFigures(name="b1", region="a", claimed_up=5.0)]
     network = from_measurements("a0", [*nodes(8, up=40.0), *fast], [])
     assert network.up[network.names.index("b0")] == 40
@@ -127,7 +127,7 @@ def test_pairs_that_failed_both_ways_are_not_joined_and_one_way_is_enough() -> N
     assert not (plan.parents[:, 2] == 1).any()
 
 
-def test_regions_that_nobody_gave_are_found_from_round_trips() -> None:
+def test_regions_that_were_not_given_are_found_from_round_trips() -> None:
     names = ["a0", "a1", "a2", "b0", "b1", "b2"]
     paths = [PathFigures(source=i, target=j, rtt=0.004 if i[0] == j[0] else 0.090) for i, j in permutations(names, 2)]
     given = [NodeFigures(name=name, region="paris" if name == "a1" else "", claimed_up=50.0) for name in names]

@@ -65,7 +65,7 @@ def test_one_direction_of_dialling_is_enough_for_both_directions_of_data(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         (("[host.us-1]", "[host.us-7]"), "us-7"),
         (("up = 25", "up = 0"), "us-1"),
@@ -78,12 +78,12 @@ def test_one_direction_of_dialling_is_enough_for_both_directions_of_data(tmp_pat
         (("loss = 0.01", "loss = 1"), "region eu: loss"),
     ],
 )
-def test_an_inconsistent_topology_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], says: str) -> None:
+def test_an_inconsistent_topology_is_refused_in_one_line(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     file = tmp_path / "wan.toml"
     file.write_text(FULL.replace(*change))
     with pytest.raises(FormatError) as caught:
         load(file)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -7,7 +7,7 @@ import pytest
 from drawn_networks import regions, single_region
 from scipy.optimize import linprog
 
-from p2psync.topology.capacities import by_node, by_region, most_rate
+from p2psync.topology.capacities import by_node, by_region, max_rate
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.packing import Capacities, pack, tree_load
 
@@ -27,7 +27,7 @@ def by_flows(network: Network) -> float:
 
     Written as textbooks have it: x on arcs, one flow to each receiver below x, all limits on x.
     """
-    capacities = by_node(network, most_rate(network)[0])
+    capacities = by_node(network, max_rate(network)[0])
     arcs = [(i, j) for i, j in np.argwhere(np.isfinite(capacities.arcs)) if j != network.trainer]
     receivers = [t for t in range(network.size) if t != network.trainer]
     m, width = len(arcs), 1 + len(arcs) * (1 + len(receivers))
@@ -64,7 +64,7 @@ def test_a_packing_reaches_the_least_max_flow(seed: int) -> None:
     network = small(seed)
     if network.size < 2:
         return
-    packing = pack(by_node(network, most_rate(network)[0]))
+    packing = pack(by_node(network, max_rate(network)[0]))
     best = by_flows(network)
     assert packing.rate == pytest.approx(best, rel=2e-3)
     assert packing.bound >= best * (1 - 1e-6)
@@ -74,7 +74,7 @@ def test_a_packing_reaches_the_least_max_flow(seed: int) -> None:
 def test_the_program_over_regions_is_never_below_the_one_over_nodes(seed: int) -> None:
     network = from_topology(regions(seed))
     network = network.only(network.reachable())
-    most = most_rate(network)[0]
+    most = max_rate(network)[0]
     over_regions, over_nodes = pack(by_region(network, most)[0]), pack(by_node(network, most))
     assert over_regions.bound >= over_nodes.rate * (1 - 1e-6)
 
@@ -83,7 +83,7 @@ def test_the_program_over_regions_is_never_below_the_one_over_nodes(seed: int) -
 def test_a_packing_exceeds_no_capacity(seed: int) -> None:
     network = from_topology(regions(seed, 20))
     network = network.only(network.reachable())
-    capacities, _ = by_region(network, most_rate(network)[0])
+    capacities, _ = by_region(network, max_rate(network)[0])
     packing = pack(capacities)
     load = sum(
         weight * tree_load(capacities, tree) for tree, weight in zip(packing.trees, packing.weights, strict=True)

@@ -66,7 +66,7 @@ def planner() -> Iterator[PlanProcess]:
 
 
 def ended(pid: int) -> bool:
-    """Whether this process ends within a minute."""
+    """Returns whether this process ends within a minute."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -147,12 +147,12 @@ def test_closing_ends_it_and_pending_calls(planner: PlanProcess) -> None:
         except PlanningError as error:
             raised.append(error)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    requester = threading.Thread(target=ask)
+    requester.start()
     asked.wait()
     planner.close()
-    asking.join(60)
-    assert ended(pid) and not asking.is_alive() and len(raised) == 1
+    requester.join(60)
+    assert ended(pid) and not requester.is_alive() and len(raised) == 1
     with pytest.raises(PlanningError, match="closed"):
         planner.plan(task())
 

@@ -38,5 +38,5 @@ def test_real_nodes_find_rates_and_round_trips_within_their_budgets() -> None:
     assert wrong(lines) == []
     most = ProbeConfig().allowance
     for state in states.values():
-        assert 0 < state.junk_sent < most
-        assert 0 < state.junk_received < most
+        assert 0 < state.padding_sent < most
+        assert 0 < state.padding_received < most

@@ -31,13 +31,13 @@ def measured(truth: list[int], seed: int, *, missing: float = 0.0, last_mile: fl
 
 
 def same(found: np.ndarray, truth: list[int]) -> bool:
-    """Whether two labellings are the same partition."""
+    """Returns whether two labellings are the same partition."""
     pairs = set(zip(found.tolist(), truth, strict=True))
     return len(pairs) == len(set(truth)) == len(set(found.tolist()))
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_cities_are_told_apart_through_jitter_and_last_miles(seed: int) -> None:
+def test_cities_are_distinguished_through_jitter_and_last_miles(seed: int) -> None:
     truth = [k % 6 for k in range(30)]
     assert same(cluster(measured(truth, seed)), truth)
 

@@ -54,7 +54,7 @@ def test_a_clean_path_is_filled(control: Callable[[], CongestionControl]) -> Non
 
 @pytest.mark.parametrize("control", [Bbr, Cubic])
 @pytest.mark.parametrize("buffer", [20_000, 400_000])
-def test_messages_arrive_whole_and_in_order_whatever_is_lost_or_dropped(
+def test_messages_arrive_whole_and_in_order_despite_losses_and_drops(
     control: Callable[[], CongestionControl], buffer: int
 ) -> None:
     clock, rng = VirtualClock(1), random.Random(1)
@@ -82,11 +82,11 @@ def test_messages_arrive_whole_and_in_order_whatever_is_lost_or_dropped(
 
 def test_connections_share_a_link_and_never_pass_its_rate() -> None:
     rates = delivered(Bbr, 4, rate=50.0, rtt=0.04, loss=0.0, periods=4)
-    # What one lost packet holds back may be delivered in a later period.
+    # Packets held back by a lost one may be delivered in a later period.
     assert rates[-1] > 44.0 and sum(rates) * 1500 / 1448 <= 50.0 * len(rates)
 
 
-def test_a_link_loses_the_share_that_it_is_told_to() -> None:
+def test_a_link_loses_the_given_share() -> None:
     link, rng = LinkDirection(1.0, 1.0, 0.01), random.Random(2)
     lost = [link.lose(12, rng) for _ in range(50_000)]
     assert sum(lost) / (12 * 50_000) == pytest.approx(0.01, rel=0.05)

@@ -1,4 +1,4 @@
-"""Which actors run the newest version and which are missing, as people are told."""
+"""Adoption counts the actors that run the newest version, and names those that are missing."""
 
 from __future__ import annotations
 

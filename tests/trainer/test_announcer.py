@@ -75,7 +75,7 @@ async def test_announcer_retires_an_earlier_trainers_manifests_at_a_full_hub(tmp
             await publish(node, source, 4)
             run = (tmp_path / "one" / "run.json").read_bytes()
         (tmp_path / "two").mkdir()
-        (tmp_path / "two" / "run.json").write_bytes(run)  # it takes the run over, with nothing of what was published
+        (tmp_path / "two" / "run.json").write_bytes(run)  # it takes the run over, without any published version
         async with trainer_at(hub, tmp_path / "two", anchor_ratio=1e9, keep=1000) as (node, _):
             await publish(node, source, 3)
             assert hub.core.head == 2

@@ -12,7 +12,7 @@ from torch import nn
 from trainer_parts import KEY, RUN
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.engines.module.live_tensors import host_units
 from p2psync.engines.module.table import module_rows
 from p2psync.errors import StoreError, UsageError
@@ -45,7 +45,7 @@ def masters_of(policy: Policy) -> dict[str, torch.Tensor]:
 
 
 def learn(policy: Policy, masters: Mapping[str, torch.Tensor], seed: int) -> None:
-    """Do a step: move the masters a little, and change the other tensors in place."""
+    """Makes a step: moves the masters a little, and changes the other tensors in place."""
     generator = torch.Generator().manual_seed(seed)
     for master in masters.values():
         master.add_(torch.randn(master.shape, generator=generator) * 2e-6)
@@ -279,9 +279,9 @@ def test_master_source_refuses_tensors_that_cannot_be_masters() -> None:
 
 def test_device_path_reads_strided_and_empty_tensors_on_the_host(tmp_path: Path) -> None:
     tensors = {
-        TensorSpec(int(Kind.TENSOR), "a", "BF16", (30, 20)): torch.randn(20, 30).t(),
-        TensorSpec(int(Kind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
-        TensorSpec(int(Kind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
+        TensorSpec(int(TensorKind.TENSOR), "a", "BF16", (30, 20)): torch.randn(20, 30).t(),
+        TensorSpec(int(TensorKind.TENSOR), "b", "BF16", (0, 4)): torch.zeros(0, 4),
+        TensorSpec(int(TensorKind.TENSOR), "c", "F32", (70, 3)): torch.randn(3, 70).t(),
     }
     ours = StoreWithBuilder(tmp_path)
     path = DevicePath(everywhere=True)

@@ -108,7 +108,7 @@ def test_training_that_fails_leaves_no_node_behind(tmp_path: Path) -> None:
     assert callback.publisher is None
 
 
-def test_what_cannot_be_meant_is_refused(tmp_path: Path) -> None:
+def test_wrong_options_of_the_callback_are_refused(tmp_path: Path) -> None:
     for options in ({"every": 0}, {"after": "epoch"}):
         with pytest.raises(UsageError):
             callback_of(tmp_path, [], **options)

@@ -1,4 +1,4 @@
-"""How a trainer sees members that are at another run."""
+"""A trainer reports members that run another run."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_a_subscriber_gets_every_version_bit_for_bit_and_serving_blocks_commits(
         pass
 
 
-def test_the_swarm_is_told_of_a_version_before_it_is_made(
+def test_a_version_is_told_to_the_swarm_before_it_is_made(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []

@@ -145,7 +145,7 @@ def test_a_silent_hub_is_logged_and_named_at_wait_for(tmp_path: Path, caplog: py
     assert [record.levelname for record in caplog.records if "cannot be reached" in record.message] == ["WARNING"]
 
 
-def test_a_timeout_says_what_the_actor_waits_for() -> None:
+def test_a_timeout_names_the_awaited_event() -> None:
     obstacle, live = Obstacle("http://hub"), Position(run="0" * 32, epoch=1, version=4, digest=bytes(16))
     committed = Committed(5, "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
     assert obstacle.line(None) == "nothing is live yet; the hub at http://hub has not answered yet"
@@ -285,6 +285,6 @@ def test_masters_have_the_keys_of_the_wrapped_module_and_its_published_names(tmp
                     assert not resident or torch.equal(weight, policy.get_parameter(key))
 
 
-def test_who_waits_in_vain_for_actors_is_told_who_is_missing(publisher: Publisher) -> None:
+def test_a_timeout_of_waiting_for_actors_names_the_missing_ones(publisher: Publisher) -> None:
     with pytest.raises(WaitTimeoutError, match=r"1 actors were asked for: after 0.3 s 0 of 0 actors"):
         publisher.wait_for_actors(1, 0.3)

@@ -1,4 +1,4 @@
-"""Which manifests a trainer keeps, and when it writes a version out whole."""
+"""Retention keeps the manifests that members need, and decides when an anchor is due."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trainer_parts import announcement, member
 
 from p2psync.membership.records import Announcement
 from p2psync.protocol.lineage import newest_announcement, resolve, target_key
-from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MOST_ANNOUNCED, anchor_due, to_retire
+from p2psync.trainer.versions.retention import ANCHOR_DELTAS, MAX_ANNOUNCED, anchor_due, to_retire
 
 
 def chain(last: int, size: int = 10, anchor: int = 1000) -> list[Announcement]:
@@ -42,7 +42,7 @@ def test_an_anchor_is_due_when_none_leads_to_the_head() -> None:
     assert anchor_due([announcement(0, size=1000), announcement(2, 1)], 1.0)
 
 
-def test_a_new_anchor_retires_the_old_one_and_what_leads_to_it() -> None:
+def test_a_new_anchor_retires_the_old_one_and_its_deltas() -> None:
     lineage = [*chain(100), announcement(100, size=1000), announcement(101, 100)]
     assert names(to_retire(lineage, [member(101)], 0)) == names(chain(100))
 
@@ -132,8 +132,8 @@ def test_a_member_far_behind_holds_a_bounded_number_of_small_deltas() -> None:
 def test_retiring_always_leaves_space_for_a_new_version() -> None:
     lineage = chain(5000, size=1, anchor=1 << 30)  # an anchor is long due, and cannot be made
     left = kept(lineage, to_retire(lineage, [member(None), member(0), member(4999)], keep=10_000))
-    assert len(left) == MOST_ANNOUNCED
-    assert lineage[0] in left and left[1:] == lineage[-(MOST_ANNOUNCED - 1) :], "the oldest deltas go"
+    assert len(left) == MAX_ANNOUNCED
+    assert lineage[0] in left and left[1:] == lineage[-(MAX_ANNOUNCED - 1) :], "the oldest deltas go"
     assert "no anchor leads" in anchor_due(left, 1.0)
 
 
@@ -151,7 +151,7 @@ def test_kept_manifests_stay_within_bounds_and_include_the_newest_version(
     lineage = [announcement(v, v - 1, size) for v, size in enumerate(deltas, 1)]
     lineage += [announcement(v, size=1000) for v in anchors if v <= len(deltas)]
     lineage = [msgspec.structs.replace(a, manifest_bytes=manifest_bytes) for a in lineage]
-    gone = to_retire(lineage, map(member, members), keep, most=most, most_bytes=1000)
+    gone = to_retire(lineage, map(member, members), keep, most=most, max_bytes=1000)
     left = kept(lineage, gone)
     newest = newest_announcement(lineage)
     assert newest is None or any(target_key(a) == target_key(newest) for a in left)

@@ -15,7 +15,7 @@ from p2psync.delta.algebra import apply_block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.observe.events import Event
 from p2psync.store.pack import Pack
@@ -34,8 +34,9 @@ def trainer(tmp_path: Path) -> StoreWithBuilder:
 
 
 def decoded(store: Store) -> dict[TensorSpec, Units]:
-    """What an actor that starts from nothing gets: the newest anchor and all deltas from it, each with the digest that
-    its manifest signs."""
+    """Returns the weights of an actor that starts from nothing: the newest anchor and all deltas from it.
+
+    Checks that each has the digest that its manifest signs."""
     packs = [pack for pack in store.packs() if pack.sealed]
     anchor = max((pack for pack in packs if pack.manifest.base is None), key=lambda pack: pack.manifest.version)
     live = {row.spec: np.zeros(row.spec.count, row.spec.unit) for row in anchor.manifest.rows()}
@@ -100,7 +101,7 @@ def test_no_flips_of_any_dtype_reach_a_version(
     assert isinstance(where, list)
     trainer = StoreWithBuilder(tmp_path_factory.mktemp("bench"))
     try:
-        odd = TensorSpec(int(Kind.TENSOR), "odd", dtype, (30_000,))
+        odd = TensorSpec(int(TensorKind.TENSOR), "odd", dtype, (30_000,))
         source = Arrays(a=10)
         source.bits[odd] = source.rng.integers(0, 256, 30_000 * odd.width, np.uint8).view(odd.unit)
         trainer.builder.make(source)

@@ -40,11 +40,11 @@ class RandomTrainer:
         self.random = random.Random(seed)
         self.source = Arrays(a=70_000, b=3000, c=9)
         self.source.rng = np.random.default_rng(seed)
-        self.past: list[Bits] = []
+        self.published_bits: list[Bits] = []
         self.publish()
 
     def step(self) -> None:
-        """Do one random thing."""
+        """Carries out one random operation."""
         often = ["train"] * 3 + ["squash"] * 2
         what = self.random.choice([*often, "revert", "come", "go", "anchor", "restart"])
         if what == "anchor":
@@ -66,7 +66,7 @@ class RandomTrainer:
 
     def revert(self) -> None:
         """Set some tensors back to earlier bits."""
-        earlier = self.random.choice(self.past)
+        earlier = self.random.choice(self.published_bits)
         for name in self.source.bits.keys() & earlier.keys():
             if self.random.random() < 0.6:
                 self.source.bits[name] = earlier[name].copy()
@@ -84,7 +84,7 @@ class RandomTrainer:
     def publish(self) -> None:
         """Publish the source as it is now."""
         if self.trainer.builder.make(self.source, profile=self.random.choice(["fast", "tight"])) is not None:
-            self.past.append({name: bits.copy() for name, bits in self.source.bits.items()})
+            self.published_bits.append({name: bits.copy() for name, bits in self.source.bits.items()})
 
     def squash(self) -> None:
         """Squash any piece of the chain."""
@@ -147,7 +147,7 @@ def test_random_histories_resolve_to_fewest_bytes_and_exact_bits(tmp_path: Path,
     lineage = history.lineage()
     packs = {pack.signed.id.hex(): pack for pack in history.trainer.store.packs()}
     places = {a.version: target_key(a) for a in lineage}
-    assert len(places) == len(history.past) > 5
+    assert len(places) == len(history.published_bits) > 5
     used: set[str] = set()
     for target in places:
         for start in [None, *range(target)]:
@@ -155,8 +155,8 @@ def test_random_histories_resolve_to_fewest_bytes_and_exact_bits(tmp_path: Path,
             path = resolve(lineage, root, places[target])
             assert path is not None
             assert sum(a.payload_bytes for a in path) == fewest(lineage, root, places[target])
-            reached = follow([packs[a.id] for a in path], history.past[start] if start is not None else {})
-            wanted = history.past[target]
+            reached = follow([packs[a.id] for a in path], history.published_bits[start] if start is not None else {})
+            wanted = history.published_bits[target]
             assert reached.keys() == wanted.keys()
             assert all(np.array_equal(reached[name], wanted[name]) for name in wanted)
             used |= {"squash" if is_squash(a) else "anchor" if a.base is None else a.profile for a in path}

@@ -1,4 +1,4 @@
-"""When a squash is worth it, from which version, and when it is retired."""
+"""The squash planner chooses worthwhile squashes and their base versions, and retires old ones."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ def test_a_squash_that_came_out_large_is_not_announced() -> None:
     assert found is not None
     assert SquashPlanner().is_worth(found, found.chain_bytes // 2)
     assert not SquashPlanner().is_worth(found, int(0.9 * found.chain_bytes))
-    assert not SquashPlanner(least_bytes=1 << 30).is_worth(found, 0)
+    assert not SquashPlanner(min_saved_bytes=1 << 30).is_worth(found, 0)
 
 
-# ---- and what becomes of them ----
+# ---- their retirement ------------
 
 
 def test_a_squash_is_retired_when_no_member_is_behind_it() -> None:

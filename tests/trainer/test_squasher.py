@@ -14,7 +14,7 @@ from trainer_parts import KEY, RUN, Arrays, StoreWithBuilder, spec
 
 from p2psync.delta.algebra import apply_with_digest
 from p2psync.delta.container import decode_chunk
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.errors import DigestMismatchError, FormatError, P2PSyncError, StoreError
 from p2psync.store.encoding import Encoding, rows_between
 from p2psync.store.pack import Pack
@@ -60,14 +60,14 @@ class SquashableStore(StoreWithBuilder):
         chain = [packs[version] for version in range(base + 1, head + 1)]
         return SquashPlan(tuple(announcement_of(p.signed, p.manifest) for p in chain), 0.0)
 
-    def squash(self, base: int, head: int, least_bytes: int = 0, profile: str = "fast") -> BuiltSquash | None:
+    def squash(self, base: int, head: int, min_saved_bytes: int = 0, profile: str = "fast") -> BuiltSquash | None:
         """Make the squash from one version to another."""
         bits = self.builder.snapshot.units if profile == "tight" else None
-        return self.squasher(least_bytes).make(self.plan(base, head), bits)
+        return self.squasher(min_saved_bytes).make(self.plan(base, head), bits)
 
-    def squasher(self, least_bytes: int = 0) -> Squasher:
+    def squasher(self, min_saved_bytes: int = 0) -> Squasher:
         """Returns a squasher of the store."""
-        return Squasher(self.store, self.builder.delta_records, KEY, SquashPlanner(least_bytes))
+        return Squasher(self.store, self.builder.delta_records, KEY, SquashPlanner(min_saved_bytes))
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_tight_deltas_are_recorded_as_they_are_published_and_records_go_with_the
     assert {path.name for path in records.iterdir()} == {packs[2].path.name}
 
 
-def test_a_restart_finds_the_records_and_clears_away_what_was_half_written(trainer: SquashableStore) -> None:
+def test_a_restart_finds_the_records_and_removes_half_written_ones(trainer: SquashableStore) -> None:
     trainer.publish()
     for _ in range(3):
         trainer.publish("tight")
@@ -197,7 +197,7 @@ def test_a_squash_that_saves_too_little_is_not_kept(trainer: SquashableStore) ->
     trainer.publish()
     for _ in range(3):
         trainer.publish()
-    assert trainer.squash(0, 3, least_bytes=1 << 30) is None
+    assert trainer.squash(0, 3, min_saved_bytes=1 << 30) is None
     assert len(trainer.store.packs()) == 4 and not list((trainer.root / "packs").glob("draft-*"))
 
 
@@ -206,7 +206,7 @@ def test_a_wrongly_encoded_squash_is_never_signed(trainer: SquashableStore, monk
     for _ in range(3):
         trainer.publish()
 
-    def wrong(data: bytes, rows: Sequence[Row], block_units: int, base: object) -> object:
+    def wrong(data: bytes, rows: Sequence[TableRow], block_units: int, base: object) -> object:
         blocks = decode_chunk(data, rows, block_units)
         blocks[-1].steps[-1] += 1
         return blocks

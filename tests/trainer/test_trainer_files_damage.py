@@ -1,4 +1,4 @@
-"""A trainer's files are damaged or lost: the run goes on with the rest, or the error says in one line what to do."""
+"""A trainer's files are damaged or lost: the run goes on with the rest, or the error names a remedy in one line."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_a_crash_while_the_snapshot_changes_loses_no_durable_version(
 
     with monkeypatch.context() as patch:
         patch.setattr(owner_of(point), point, crash)
-        # What a crash does not run: giving up the version.
+        # A crash leaves no time to give up the version.
         patch.setattr(Store, "remove", lambda self, id: None)
         with pytest.raises(Crash):
             trainer.builder.make(source)
@@ -192,9 +192,9 @@ def test_an_anchor_of_nothing_is_an_error(trainer: StoreWithBuilder) -> None:
 
 def test_a_store_of_another_key_is_refused(trainer: StoreWithBuilder) -> None:
     trainer.builder.make(Arrays(a=10))
-    stranger = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    untrusted = Ed25519PrivateKey.from_private_bytes(bytes(32))
     with pytest.raises(StoreError, match="were signed with"):
-        LocalVersionBuilder(trainer.store, trainer.root / "snapshot", stranger, RUN)
+        LocalVersionBuilder(trainer.store, trainer.root / "snapshot", untrusted, RUN)
 
 
 def test_lost_versions_are_reported_and_their_numbers_never_reused(trainer: StoreWithBuilder) -> None:

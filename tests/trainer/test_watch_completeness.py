@@ -1,4 +1,4 @@
-"""When a checkpoint of a watched directory counts as complete."""
+"""Checkpoints of a watched directory are published only once they are complete."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_an_index_of_an_earlier_sharding_does_not_complete_a_new_one(disk: Disk)
     assert watched.look(1) == [] and "named by no index" in watched.notices[-1]
 
 
-def test_a_file_shorter_than_its_header_says_is_incomplete(disk: Disk) -> None:
+def test_a_file_shorter_than_its_header_demands_is_incomplete(disk: Disk) -> None:
     watched = Watched(disk)
     fault = "8 bytes, its header describes 80"
     disk.write("step-1/model.safetensors", tensors=TensorHeader(80), fault=fault)

@@ -1,4 +1,4 @@
-"""A watching trainer on a real directory: what it publishes, tells people and remembers."""
+"""A watching trainer on a real directory publishes checkpoints, reports faults, and remembers both."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_an_older_step_never_becomes_the_newest_version(tmp_path: Path) -> None:
     assert versions(run(tmp_path, script)) == [("step-1", 0), ("step-2", 1), ("step-3", 2)]
 
 
-def test_only_the_weights_and_what_runs_them_are_published(tmp_path: Path) -> None:
+def test_only_weights_and_the_files_to_run_them_are_published(tmp_path: Path) -> None:
     async def script(trainer: Trainer) -> None:
         place = write(trainer.watched / ".new", 1)
         (place / "config.json").write_text("{}")
@@ -272,7 +272,7 @@ def test_a_crash_between_a_version_and_its_memory_counts_the_version(tmp_path: P
     assert Watching(str(tmp_path / "watched"), "step-2", 0) in events and not versions(events)
 
 
-def test_a_failed_read_is_repeated_and_told_with_its_reason(tmp_path: Path) -> None:
+def test_a_failed_read_is_repeated_and_reported_with_its_reason(tmp_path: Path) -> None:
     failures = [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "Input/output error")]
 
     async def script(trainer: Trainer) -> None:
@@ -323,7 +323,7 @@ def test_publish_checkpoint_takes_the_only_policy_and_refuses_several(tmp_path: 
     asyncio.run(main())
 
 
-def test_a_damaged_memory_file_is_told_and_only_the_newest_checkpoint_published(tmp_path: Path) -> None:
+def test_a_damaged_memory_file_is_reported_and_only_the_newest_checkpoint_published(tmp_path: Path) -> None:
     """Earlier ones were published before, and would lead every actor back."""
     for step in range(3):
         write(tmp_path / "watched" / f"step-{step}", step)

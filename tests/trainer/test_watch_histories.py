@@ -1,8 +1,8 @@
 """Under any history of a watched directory, the newest whole policy known is live, and never an earlier one.
 
 Histories are drawn at random: shards that come one by one, touches, new inodes, removals by halves, renames, copies,
-links, read errors, clock jumps, restarts with what is durable, crashes around a publish. A small reference model, over
-(step, policy) pairs instead of files, says after each look what has to be live.
+links, read errors, clock jumps, restarts from the durable state, crashes around a publish. A small reference model,
+over (step, policy) pairs instead of files, tells after each look which checkpoint must be live.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def place(step: int) -> str:
 
 @dataclass
 class Reference:
-    """A model of what must be live: `live` is (step, policy); `retired` are policies that may never come back."""
+    """A model of the live checkpoint: `live` is (step, policy); `retired` are policies that may never come back."""
 
     live: tuple[int, str] | None = None
     live_time: int = 0
@@ -47,7 +47,7 @@ class Reference:
         self.choose(disk, whole, present)
 
     def choose(self, disk: Disk, whole: set[int], present: set[int]) -> None:
-        """Returns what is live after a scan that found these steps."""
+        """Returns the live checkpoint after a scan that found these steps."""
         policies = {step: policy(disk, step) for step in whole}
         if whole and self.follows(disk, max(whole), policies, present):
             top = max(whole)
@@ -67,7 +67,7 @@ class Reference:
                     self.unfit.discard(step)
 
     def follows(self, disk: Disk, top: int, policies: dict[int, str], present: set[int]) -> bool:
-        """Whether the highest whole step is to become live."""
+        """Returns whether the highest whole step is to become live."""
         if self.live is None or top > self.live[0]:
             return True
         step, live = self.live
@@ -79,7 +79,7 @@ class Reference:
         return top not in self.unfit if top in self.seen else time_of(disk, top) > self.live_time
 
     def is_quiet(self, disk: Disk, step: int, now: float) -> bool:
-        """Whether nothing in a step has changed for the settling time."""
+        """Returns whether nothing in a step has changed for the settling time."""
         entries = [replace(disk.entries[name], identity=(0, 0)) for name in sorted(disk.below(place(step)))]
         before, since = self.looked_at.get(step, ([], 0.0))
         if before != entries or now < since:

@@ -81,7 +81,8 @@ def test_a_restarted_run_is_followed_once_the_old_steps_are_gone(disk: Disk) -> 
     watched = three_steps(disk)
     disk.now += 60
     disk.model("checkpoint-1", "n", shards=2)
-    assert watched.look() == [] and "it is older than checkpoint-20; if the run began anew, move" in watched.notices[-1]
+    assert watched.look() == []
+    assert "it is older than checkpoint-20; if the run started over, move" in watched.notices[-1]
     disk.remove("checkpoint-20")
     disk.now += 60
     disk.model("checkpoint-2", "m", shards=2)
@@ -157,7 +158,7 @@ def test_an_unlistable_directory_is_not_taken_for_gone(disk: Disk) -> None:
 
 def test_a_checkpoint_replaced_in_place_is_published_at_each_change_of_weights(disk: Disk) -> None:
     watched = Watched(disk, settle=1)
-    for bits in "abab":  # a trainer may go back on purpose: what it writes in place is what it means
+    for bits in "abab":  # a trainer may go back on purpose, so weights written in place count
         disk.model("", bits)
         disk.write("tokenizer/tokenizer.json")
         assert watched.look() == [] and watched.look(1) == [""]

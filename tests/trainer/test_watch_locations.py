@@ -33,7 +33,7 @@ def test_hugging_face_trainer(disk: Disk) -> None:
     write(disk, "runs/Nov28", "events.out.tfevents.1")
     assert files(disk) == {"checkpoint-500": HF, "checkpoint-1000": HF}
     disk.now += 60
-    write(disk, "", *HF, "training_args.bin")  # what `save_model` leaves at the end
+    write(disk, "", *HF, "training_args.bin")  # files that `save_model` leaves at the end
     assert files(disk)[""] == HF
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoint of a watched directory is the newest, and which ones are not checkpoints of their own."""
+"""The watcher finds the newest checkpoint of a directory, and passes over copies of others."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_backlog_publishes_all_checkpoints_oldest_first(disk: Disk) -> None:
     assert watched.look(60) == []
 
 
-# ---- what is no checkpoint of its own ----------------
+# ---- copies and aliases --------------------------
 
 
 def test_a_latest_link_is_not_another_checkpoint(disk: Disk) -> None:

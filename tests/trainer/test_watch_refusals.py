@@ -1,4 +1,4 @@
-"""Which checkpoints and files of a watched directory are not published, why, and what failures block."""
+"""The watcher refuses some checkpoints and files of a directory, with the reason; failures block only their own."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_the_next_item_is_there_before_the_last_result_is_acknowledged(
             queue.hand_in(second, b"2", position, 10)
             for _ in range(2):
                 queue.hand_in(taken(queue), b"more", position, 10)
-    assert queue.outcomes == {"accepted": 4}  # leaving waits for what is on its way
+    assert queue.outcomes == {"accepted": 4}  # leaving waits for results in flight
     assert {done.item.item: done.result for done in rollouts.collect(0, 4, LIMIT)}["0"] == b"1"
 
 
@@ -118,7 +118,7 @@ def test_weights_that_match_a_version_are_not_fetched(publisher: Publisher, tmp_
     heard: list[Event] = []
     with subscribe(publisher, tmp_path / "same", module(), heard) as subscriber:
         subscriber.wait_for(0, LIMIT)
-        assert any(isinstance(event, Note) for event in heard)  # it wakes who waits for a version
+        assert any(isinstance(event, Note) for event in heard)  # it wakes waiters for a version
         with subscriber.serving() as position:
             assert position == publisher.position
     assert not any(isinstance(event, Fetching | Committed) for event in heard)

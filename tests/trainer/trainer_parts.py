@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.membership.records import Announcement, Member, NodeInfo
 from p2psync.store.packs import Store
 from p2psync.trainer.versions.builder import LocalVersionBuilder
@@ -55,7 +55,7 @@ class Arrays:
 
 def spec(name: str, count: int) -> TensorSpec:
     """Returns the spec of a flat bf16 tensor."""
-    return TensorSpec(int(Kind.TENSOR), name, "BF16", (count,))
+    return TensorSpec(int(TensorKind.TENSOR), name, "BF16", (count,))
 
 
 class StoreWithBuilder:

@@ -1,8 +1,8 @@
-"""Publish thousands of small versions to one actor, and print what each thousand costs.
+"""Publishes thousands of small versions to one actor, and prints the costs of each thousand.
 
     python -m tests.trainer.version_soak --versions 10000
 
-One process holds a trainer with its hub, and an actor that keeps a directory; both are what the daemons run. The model
+One process holds a trainer with its hub, and an actor that keeps a directory; both are those of the daemons. The model
 is 1 MiB, and each version changes a few elements: its delta is far below 1/4096 of an anchor. Nothing that is printed
 may grow with the number of versions.
 """
@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.actor.directory import open_directory
 from p2psync.actor.node import ActorConfig, ActorNode
-from p2psync.delta.tensors import Kind, TensorSpec
+from p2psync.delta.tensors import TensorKind, TensorSpec
 from p2psync.errors import P2PSyncError
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
@@ -41,8 +41,8 @@ LIMIT = 600.0
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What the process and its stores hold after a version.
+class ResourceUsage:
+    """The resources that the process and its stores hold after a version.
 
     files, store_bytes: below both stores. announced, view_bytes: of the hub's lineage, and of the view of it that a
     newcomer gets.
@@ -64,13 +64,13 @@ class Soak:
     """A trainer and an actor over one small model. An async context manager."""
 
     def __init__(self, place: Path, **settings: object) -> None:
-        """settings: of the `TrainerConfig`, beside those that a test on one machine needs."""
+        """settings: of the `TrainerConfig`, besides those that a test on one machine needs."""
         self.place = place
         self.troubles: list[str] = []
         rng = np.random.default_rng(1)
         self._rng = rng
         self._bits = torch.from_numpy(rng.integers(0, 1 << 15, ELEMENTS, np.int16)).view(torch.bfloat16)
-        spec = TensorSpec(int(Kind.TENSOR), "w", "BF16", (ELEMENTS,))
+        spec = TensorSpec(int(TensorKind.TENSOR), "w", "BF16", (ELEMENTS,))
         self._source = TensorSource({spec: self._bits})
         alone = {"host": "127.0.0.1", "hub_port": 0, "port": 0, "plan": False, "probe": False}
         self.trainer = TrainerNode(
@@ -124,12 +124,12 @@ class Soak:
         ):
             await asyncio.sleep(0.01)
 
-    def reading(self) -> Reading:
+    def usage(self) -> ResourceUsage:
         """Returns the figures now."""
         hub = self.trainer.hub
         assert hub is not None
         files = [path for root in ("trainer", "actor") for path in (self.place / root).rglob("*") if path.is_file()]
-        return Reading(
+        return ResourceUsage(
             version=-1 if self.trainer.position is None else self.trainer.position.version,
             cpu_seconds=time.process_time(),
             descriptors=open_files(),
@@ -172,7 +172,7 @@ async def run(versions: int, every: int, place: Path) -> None:
             except P2PSyncError as error:
                 sys.exit(f"version {done - 1}: {error}")
             if done % every == 0 or done == versions:
-                seconds, now, wall = time.process_time(), soak.reading(), time.monotonic()
+                seconds, now, wall = time.process_time(), soak.usage(), time.monotonic()
                 print(
                     f"{now.version:8} {(seconds - cpu) / every * 1e3:7.1f} {(wall - began) / every * 1e3:7.1f} "
                     f"{now.descriptors:5} {now.rss / 1e6:7.1f} {now.packs:5}/{now.actor_packs:5} {now.announced:9} "

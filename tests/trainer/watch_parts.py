@@ -111,7 +111,7 @@ class Disk:
         return [name for name in self.entries if not path or name == path or name.startswith(path + "/")]
 
     def listing(self) -> Listing:
-        """Returns what a scan sees now."""
+        """Returns the listing of a scan now."""
         return Listing.of(self.entries.values(), int(self.now * SECOND))
 
     def fingerprint_of(self, candidate: Candidate) -> str:
@@ -122,7 +122,7 @@ class Disk:
 
 
 class Watched:
-    """A watcher of such a disk that publishes what it is offered. history: (path, bits) of all versions."""
+    """A watcher of such a disk that publishes every candidate. history: (path, bits) of all versions."""
 
     def __init__(self, disk: Disk, *, settle: float = 0.0, backlog: bool = False, **rules: object) -> None:
         self.disk = disk
@@ -152,7 +152,7 @@ class Watched:
         return candidate
 
     def look(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, scan until no checkpoint is offered, and return the paths published meanwhile."""
+        """Advances the clock, scans until no checkpoint is offered, and returns the paths published meanwhile."""
         self.disk.now += seconds
         before = len(self.history)
         while (candidate := self.offered()) is not None:
@@ -163,8 +163,8 @@ class Watched:
     def publish(self, candidate: Candidate, bits: str = "", *, crash: bool = False) -> None:
         """Publish a candidate; a trainer makes no version of the bits that are live.
 
-        bits: what was read; by default what is there now. crash: the process ends as soon as the version is durable,
-        and starts again.
+        bits: those that were read; by default those on disk now. crash: the process ends as soon as the version is
+        durable, and starts again.
         """
         bits = bits or self.disk.fingerprint_of(candidate)
         if self.history and self.history[-1][1] == bits:

@@ -1,4 +1,4 @@
-"""Tiny random models of many architectures, as transformers configures them: what the matrix (`matrix.py`) tries."""
+"""Tiny random models of many architectures, as transformers configures them, for the matrix (`matrix.py`)."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ _MAMBA = {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_
 
 
 class Architecture(NamedTuple):
-    """kind: transformers' model type. options: what differs from `_SIZES`. dtype: of the checkpoint and the engine.
-    twist: a change of the saved checkpoint, by its name in `_TWISTS`."""
+    """kind: transformers' model type. options: those that differ from `_SIZES`. dtype: of the checkpoint and the
+    engine. twist: a change of the saved checkpoint, by its name in `_TWISTS`."""
 
     kind: str
     options: Mapping[str, Any] = MappingProxyType({})
@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
 }
-#: One of each kind that behaves in its own way: what `.ci/vllm` tries.
+#: One of each kind that behaves in its own way, for `.ci/vllm`.
 QUICK = (
     "gemma3",
     "phi (1.5, 2)",

@@ -25,9 +25,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from vllm_parts import PATIENCE, Server, save, stepped, trainer
+from vllm_parts import TIMEOUT, Server, save, stepped, trainer
 
-#: What happens in each phase (`kill_points`), and how often about in one version of the model.
+#: For each phase (`kill_points`): about how often it is passed in one version of the model.
 PHASES = {"stage": 2, "journal": 25, "commit": 25, "agree": 2}
 #: How long a version is served without a kill until that counts as missed (seconds).
 _MISSED = 2.0
@@ -49,7 +49,7 @@ class Trial:
         self.said = self.load_fresh(self.model)
 
     def load_fresh(self, checkpoint: Path) -> Any:
-        """What a fresh load of a checkpoint answers, and its checksums."""
+        """Returns the answer of the fresh server after loading a checkpoint, and its checksums."""
         call = {"method": "reload_weights", "kwargs": {"weights_path": str(checkpoint)}}
         self.fresh.ask("collective_rpc", call)
         self.fresh.ask("reset_prefix_cache", {})
@@ -103,7 +103,7 @@ class Trial:
     def watch(self, server: Server, old: Any, new: Any) -> Counter[str]:
         """Ask until the server is gone."""
         counts: Counter[str] = Counter()
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while server.healthy():
             with suppress(OSError):
                 kind = self.kind_of(server.complete(limit=_HANGS), old, new)
@@ -117,7 +117,7 @@ class Trial:
         return counts
 
     def kind_of(self, said: Any, old: Any, new: Any) -> str:
-        """Which version an answer is of. Raises `AssertionError` if there is no such."""
+        """Returns which version an answer is of. Raises `AssertionError` if there is no such."""
         if said in (old, new):
             return "old" if said == old else "new"
         words, logprobs = said[0].split(), said[1]
@@ -125,7 +125,7 @@ class Trial:
         for kept in range(1, len(words)):
             if words[:kept] != old_words[:kept] or logprobs[:kept] != old[1][:kept]:
                 break
-            # From here on the keys and values were computed anew, as those of a prompt are.
+            # From here on the keys and values were computed again, as those of a prompt are.
             rest = self.fresh.complete(len(words) - kept, " ".join(["t1 t2 t3", *words[:kept]]))
             if (rest[0].split(), rest[1]) == (words[kept:], logprobs[kept:]):
                 return "over"
@@ -139,7 +139,7 @@ def sums(server: Server) -> Any:
 
 def reached(server: Server, version: int) -> None:
     """Wait until a version is live."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (status := server.ask("p2psync/status"))[0]["version"] != version:
         assert time.monotonic() < deadline, f"{status}: {server.told()}"
         time.sleep(0.02)
@@ -177,7 +177,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=float("inf"))
     args = parser.parse_args()
-    # Servers are in groups of their own: who ends this ends them.
+    # Servers are in groups of their own, so this process must end them.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     killed = run(args.times, args.tp, args.seed, args.seconds)
     print(f"killed in {dict(killed)} with {args.tp} ranks; no wrong bit served")

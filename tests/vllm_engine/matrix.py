@@ -1,10 +1,10 @@
-"""Real vLLM on many architectures: is what is live after each commit what a fresh load would be?
+"""Compares the live weights after each commit with a fresh load, in real vLLM on many architectures.
 
     python -m tests.vllm_engine.matrix [NAME …] [--quick] [--amx] [--json FILE] [--write PAGE]
 
 Each architecture has a process for the engine that follows, and one for the fresh loads. All parameters and
 buffers are compared bit for bit, and greedy tokens with their log-probabilities. What comes out is a table of: exact;
-refused, with the engine's reason; wrong, with what differs. Exits 1 if anything is wrong.
+refused, with the engine's reason; wrong, with the differences. Exits 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from architectures import ARCHITECTURES, QUICK, save
 from simulated_amx import hide_amx, simulate_amx
 from vllm_forks import ENVIRONMENT, process_of
-from vllm_parts import PATIENCE, engine_options, trainer
+from vllm_parts import TIMEOUT, engine_options, trainer
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.conductor import commit_now
 
 VERSIONS = 3
 #: Seconds for a version of a tiny model to come and go live.
 COMMIT = 40.0
-#: Set, in the environment, to see what vLLM says, and tokens that differ.
+#: The environment variable that shows vLLM's output, and tokens that differ.
 VERBOSE = "P2PSYNC_MATRIX_VERBOSE"
 #: Seconds for one process of one architecture; a hang is told as such.
 LIMIT = 240.0
@@ -51,7 +51,7 @@ PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7, 300, 301])
 
 
 def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple[str, str]:
-    """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with what differs, or "failed" where
+    """(outcome, detail): "exact", "refused" with the engine's reason, "wrong" with the differences, or "failed" where
     vLLM itself does not run the model here."""
     with tempfile.TemporaryDirectory(prefix="p2psync-matrix-") as made:
         folder = Path(made)
@@ -72,16 +72,16 @@ def try_architecture(name: str, *, amx: bool, versions: int = VERSIONS) -> tuple
         for number, loaded in enumerate(loads):
             if different := differences(loaded, seen[number]):
                 return "wrong", f"version {number}: {different}"
-    steady = all(loaded["steady"] for loaded in loads)
-    return "exact", "" if steady else "vLLM's own answers vary from call to call, so parameters were compared alone"
+    repeatable = all(loaded["repeatable"] for loaded in loads)
+    return "exact", "" if repeatable else "vLLM's own answers vary from call to call, so parameters were compared alone"
 
 
 def differences(fresh: dict[str, Any], live: dict[str, Any]) -> str:
-    """What differs between a fresh load and the live engine; empty if nothing does."""
+    """Returns the differences between a fresh load and the live engine as a line; "" if there are none."""
     names = [name for name in fresh["bits"] if live["bits"].get(name) != fresh["bits"][name]]
     names += [name for name in live["bits"] if name not in fresh["bits"]]
     found = [f"{len(names)} tensors, such as {names[0]}"] if names else []
-    if fresh["tokens"] != live["tokens"] and fresh["steady"]:
+    if fresh["tokens"] != live["tokens"] and fresh["repeatable"]:
         found.append(f"tokens: {fresh['tokens']} is {live['tokens']}" if os.environ.get(VERBOSE) else "tokens")
     return ", ".join(found)
 
@@ -91,7 +91,7 @@ def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
     shutil.copytree(old, new)
     rng = np.random.default_rng(seed)
     with Checkpoint.open(new, writable=True) as checkpoint:
-        specs = [spec for spec in checkpoint.specs if spec.kind == Kind.TENSOR]
+        specs = [spec for spec in checkpoint.specs if spec.kind == TensorKind.TENSOR]
         moves: dict[bytes, tuple[Any, Any]] = {}
         for spec in specs:
             units = checkpoint.units(spec)
@@ -110,7 +110,7 @@ def step(old: Path, new: Path, seed: int, share: float = 0.01) -> None:
 
 
 def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
-    """An engine that begins with the first checkpoint and commits the others; writes what it was after each."""
+    """An engine that begins with the first checkpoint and commits the others; writes its bits and tokens after each."""
     with trainer(out.parent / "run") as source:
         source.publish(steps[0])
         llm = start(steps[0], dtype, amx)
@@ -126,7 +126,7 @@ def follow(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
 
 
 def load_fresh(steps: Sequence[Path], dtype: str, amx: bool, out: Path) -> None:
-    """For each checkpoint an engine that loads it, and has never been anything else."""
+    """Loads each checkpoint into a fresh engine, and writes its bits and tokens to `out`."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     found = []
@@ -171,10 +171,10 @@ def commits_parted_head(model: Path) -> None:
         source.publish(model)
         llm = start(model, "bfloat16", amx=False)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, TIMEOUT)
         before = look(llm)
         source.publish(apart)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while "no longer equal" not in (said := llm.collective_rpc("p2psync_status")[0])["trouble"]:
             assert time.monotonic() < deadline, said
             time.sleep(0.05)
@@ -206,11 +206,11 @@ def look(llm: Any) -> dict[str, Any]:
         ]
         for _ in range(2)
     )
-    return {"bits": llm.apply_model(digests)[0], "tokens": second, "steady": first == second}
+    return {"bits": llm.apply_model(digests)[0], "tokens": second, "repeatable": first == second}
 
 
 def digests(model: Any) -> dict[str, str]:
-    """By name."""
+    """Returns the SHA-256 of each parameter and buffer, by name."""
     import torch
 
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
@@ -258,7 +258,7 @@ def _tell(file: str, work: Callable[..., None], args: Sequence[Any]) -> None:
 
 
 def _spare_the_processor() -> None:
-    """Leave out what vLLM does for long-lived processes: collections over all that was imported, one more look through
+    """Omits work that vLLM does for long-lived processes: collections over all that was imported, one more look through
     all modules for each engine, and a process of its own to look at a model's class."""
     gc.collect = lambda *_: 0
     gc.unfreeze = lambda: None
@@ -318,7 +318,7 @@ PAGE = """# Architectures in vLLM
 
 Tiny random models, one for each architecture, in real vLLM on a CPU: the engine loads the model, learns where the
 checkpoint's units lie, and commits three versions, in each of which 1 % of every tensor changed. Beside
-it vLLM loads each version anew. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
+it vLLM loads each version again. **exact**: all parameters and buffers are equal bit for bit, and so are greedy tokens
 with their log-probabilities. **refused**: the engine said at its start why it cannot be kept exact. **wrong**: anything
 else; there must be none. **failed**: vLLM or transformers does not run such a tiny model here, so nothing was tried.
 

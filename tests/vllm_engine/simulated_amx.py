@@ -1,6 +1,6 @@
 """A processor with AMX, as far as vLLM asks, on one without it (or with it).
 
-vLLM's operators that pack matrices for AMX have portable kernels, so what they pack is really computed with here. Two
+vLLM's operators that pack matrices for AMX have portable kernels, so the packed matrices are really used here. Two
 kernels would end the process where AMX is missing: attention goes on to see the processor as it is, and the grouped
 experts pack and compute by their portable kernel, which packs, too, in another layout.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 
 def simulate_amx() -> None:
-    """From now on vLLM in this process finds AMX."""
+    """Makes vLLM in this process find AMX from now on."""
     import torch
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import X86CPUUnquantizedExperts
     from vllm.v1.attention.backends import cpu_attn
@@ -32,7 +32,7 @@ def simulate_amx() -> None:
 
 
 def hide_amx() -> None:
-    """From now on vLLM in this process finds none."""
+    """Makes vLLM in this process find no AMX from now on."""
     import torch
 
     torch.cpu._is_amx_tile_supported = lambda: False

@@ -21,7 +21,7 @@ def test_actors_in_process_and_over_http_answer_each_prompt_once_and_end_with_th
     try:
         told, _ = process.communicate(timeout=LIMIT)
     finally:
-        process.send_signal(signal.SIGTERM)  # it ends what it started
+        process.send_signal(signal.SIGTERM)  # it ends its children
         process.wait(60)
     assert process.returncode == 0, told
     # A step whose answers were all as good as each other changes no bit, and makes no version.

@@ -1,4 +1,4 @@
-"""The example of an OpenAI-compatible server with versions on its requests: conducted by the face, and by itself."""
+"""The example of an OpenAI-compatible server with versions on its requests: conducted by the proxy, and by itself."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_parts import ONE_PROCESS, ONE_PROCESS_FLAGS, PATIENCE, Server, save, save_tokenizer, stepped, trainer
+from vllm_parts import ONE_PROCESS, ONE_PROCESS_FLAGS, TIMEOUT, Server, save, save_tokenizer, stepped, trainer
 
 pytestmark = pytest.mark.vllm
 EXAMPLE = Path(__file__).parents[2] / "examples" / "openai_server"
 UNBUFFERED = os.environ | {"PYTHONUNBUFFERED": "1"}
 
 
-class Face:
-    """face.py in a process of its own."""
+class VersionProxy:
+    """version_proxy.py in a process of its own."""
 
     def __init__(self, *arguments: str) -> None:
-        command = [sys.executable, str(EXAMPLE / "face.py"), "--host", "127.0.0.1", "--port", "0", *arguments]
+        command = [sys.executable, str(EXAMPLE / "version_proxy.py"), "--host", "127.0.0.1", "--port", "0", *arguments]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=UNBUFFERED)
         assert self.process.stdout is not None
-        self.url = next(line for line in self.process.stdout if "the face is at" in line).split()[-1]
+        self.url = next(line for line in self.process.stdout if "the proxy is at" in line).split()[-1]
 
     def refusal(self, **wanted: int) -> dict[str, Any]:
         """The body of the 409 that a request gets."""
@@ -37,7 +37,7 @@ class Face:
             f"{self.url}/v1/completions", body, headers | {"Content-Type": "application/json"}
         )
         with pytest.raises(urllib.error.HTTPError) as caught:
-            urllib.request.urlopen(request, timeout=PATIENCE)
+            urllib.request.urlopen(request, timeout=TIMEOUT)
         assert caught.value.code == 409
         found: dict[str, Any] = json.load(caught.value)
         return found
@@ -55,7 +55,7 @@ class Face:
 
 @pytest.fixture
 def closing() -> Iterator[list[Any]]:
-    """What a test started, the last first."""
+    """A list of processes; they are closed after the test, the last one first."""
     made: list[Any] = []
     yield made
     for one in reversed(made):
@@ -63,7 +63,7 @@ def closing() -> Iterator[list[Any]]:
 
 
 def answer(asked: subprocess.Popen[str]) -> Any:
-    said, _ = asked.communicate(timeout=PATIENCE)
+    said, _ = asked.communicate(timeout=TIMEOUT)
     assert asked.returncode == 0
     return json.loads(said)
 
@@ -88,17 +88,17 @@ def test_a_request_waits_for_its_version_and_learns_which_one_answered(
         server = Server(model, tmp_path / "server.log", ONE_PROCESS_FLAGS, **ONE_PROCESS, **environment)
         closing.append(server)
         server.ready()
-        face = Face("--server", server.url, *flags)
-        closing.append(face)
-        assert face.refusal(min=0)["live"] is None, "nothing is met before the first version"
+        proxy = VersionProxy("--server", server.url, *flags)
+        closing.append(proxy)
+        assert proxy.refusal(min=0)["live"] is None, "nothing is met before the first version"
         source.publish(model)
-        first = answer(face.ask("--min-version", "0"))
+        first = answer(proxy.ask("--min-version", "0"))
         assert (first["start_version"], first["end_version"], first["commits"]) == (0, 0, 0)
-        refusal = face.refusal(min=1)
+        refusal = proxy.refusal(min=1)
         assert (refusal["reason"], refusal["live"], refusal["retry"]) == ("not_yet", 0, True)
-        waiting = face.ask("--min-version", "1")
+        waiting = proxy.ask("--min-version", "1")
         source.publish(stepped(model, tmp_path / "1", 1, 0.3))
         second = answer(waiting)
         assert (second["start_version"], second["end_version"]) == (1, 1)
-        assert face.refusal(exact=0)["reason"] == "passed"
-        assert answer(face.ask("--exact-version", "1")) == second
+        assert proxy.refusal(exact=0)["reason"] == "passed"
+        assert answer(proxy.ask("--exact-version", "1")) == second

@@ -1,4 +1,4 @@
-"""An engine that joins by its environment: what Kubernetes sets is ignored, and what is wrong is named."""
+"""An engine joins by its environment: variables that Kubernetes sets are ignored, and errors name their variable."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_parts import ENVIRONMENT, PATIENCE, engine_options, save, stepped, trainer
+from vllm_parts import ENVIRONMENT, TIMEOUT, engine_options, save, stepped, trainer
 
 from p2psync.engines.vllm.conductor import commit_now
 from p2psync.engines.vllm.rank_writer import RankWriter
@@ -55,7 +55,7 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
         llm = start(steps[0])
         before, first = checksums(llm), outputs(llm)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, TIMEOUT)
         assert (checksums(llm), outputs(llm)) == (before, first)
         with pytest.raises(EngineError, match="version 7 is not staged"):
             commit_now(llm, 7)
@@ -64,9 +64,9 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
         source.publish(steps[1])
         _break_once(monkeypatch)
         with pytest.raises(EngineError, match="are as they were"):
-            commit_now(llm, 1, PATIENCE)
+            commit_now(llm, 1, TIMEOUT)
         assert (checksums(llm), outputs(llm)) == (before, first)
-        commit_now(llm, 1, PATIENCE)
+        commit_now(llm, 1, TIMEOUT)
         after, second = checksums(llm), outputs(llm)
         assert after != before
         assert second != first
@@ -78,14 +78,14 @@ def test_an_offline_engine_commits_between_two_calls_and_a_failed_commit_leaves_
         source.publish(stepped(steps[1], tmp_path / "2", 2))
         monkeypatch.setattr(RankWriter, "write", _lose)
         with pytest.raises(UnvouchedError, match="between two versions"):
-            commit_now(llm, 2, PATIENCE)
+            commit_now(llm, 2, TIMEOUT)
         with pytest.raises(Exception, match="restart the engine"):
             outputs(llm)
         llm.shutdown_weight_transfer_engine()
 
 
 def _break_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the next commit fail in the middle of writing."""
+    """Makes the next commit fail in the middle of writing."""
     prepare = RankWriter.prepare
 
     def breaking(writer: RankWriter, edits: Any) -> None:
@@ -114,19 +114,19 @@ def test_nan_that_a_version_left_in_the_cache_does_not_reach_later_answers(
         source.publish(sound)
         llm = start(sound)
         llm.init_weight_transfer_engine({"init_info": source.join()})
-        commit_now(llm, 0, PATIENCE)
+        commit_now(llm, 0, TIMEOUT)
         before = outputs(llm)
         source.publish(nonfinite)
-        commit_now(llm, 1, PATIENCE)
+        commit_now(llm, 1, TIMEOUT)
         fill(llm)
         source.publish(sound)
-        commit_now(llm, 2, PATIENCE)
+        commit_now(llm, 2, TIMEOUT)
         assert outputs(llm) == before
         llm.shutdown_weight_transfer_engine()
 
 
 def fill(llm: Any) -> None:
-    """Have every block of the cache written by prompts of the tokens whose rows `stepped` makes non-finite."""
+    """Fills every block of the cache by prompts of the tokens whose rows `stepped` makes non-finite."""
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)

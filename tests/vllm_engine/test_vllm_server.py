@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_parts import ENVIRONMENT, KEY, PATIENCE, Server, free_port, model_of, save, stepped, trainer
+from vllm_parts import ENVIRONMENT, KEY, TIMEOUT, Server, free_port, model_of, save, stepped, trainer
 
 from p2psync.protocol.keys import private_text
 
@@ -69,7 +69,7 @@ def test_a_trainer_with_vllms_interface_sends_weights_to_a_server(
         port=0,
         files=str(model),
         servers=[server.url],
-        wait=PATIENCE,
+        wait=TIMEOUT,
         worker={"host": "127.0.0.1", "store": str(tmp_path / "store")},
     )
     engine: Any = WeightTransferTrainerFactory.trainer_init(
@@ -128,14 +128,14 @@ def test_a_server_joins_and_conducts_by_itself_and_stops_when_its_weights_are_un
         # Somebody else writes the weights: the next version does not fit, and nothing is served any more.
         server.ask("weight_checker", {"action": "reset"})
         source.publish(stepped(tmp_path / "1", tmp_path / "2", 2))
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while server.healthy():
             assert time.monotonic() < deadline, json.dumps(server.ask("p2psync/status"))
             time.sleep(0.2)
 
 
 def reached(server: Server, version: int) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while server.ask("p2psync/status")[0]["version"] != version:
         assert time.monotonic() < deadline, json.dumps(server.ask("p2psync/status"))
         time.sleep(0.1)

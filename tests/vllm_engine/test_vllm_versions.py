@@ -1,4 +1,4 @@
-"""Requests to a real vLLM server get the version that they ask for, or a 409, and answers say what made them."""
+"""Requests to a real vLLM server get the version that they ask for, or a 409, and answers carry their versions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from vllm_parts import PATIENCE, Server, Trainer, save, stepped, trainer
+from vllm_parts import TIMEOUT, Server, Trainer, save, stepped, trainer
 
 from p2psync.actor.commit_lock import CommitLock
 from p2psync.actor.live_version import LiveVersion
@@ -37,7 +37,7 @@ def source(tmp_path: Path, model: Path) -> Iterator[Trainer]:
 
 @pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE)) as opened:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT)) as opened:
         yield opened
 
 
@@ -59,11 +59,11 @@ async def test_a_rollout_server_before_a_server_that_is_conducted_over_its_route
         await asyncio.to_thread(server.ask, "init_weight_transfer_engine", {"init_info": source.join()})
         commit_lock, controls = CommitLock(), HTTPControls(server.url)
         conductor = Conductor(controls, exclusive=commit_lock.write_lock_async)
-        async with ProxyEngine(server.url) as engine, asyncio.timeout(PATIENCE):
+        async with ProxyEngine(server.url) as engine, asyncio.timeout(TIMEOUT):
             rollout_server = RolloutServer(LiveVersion(commit_lock, lambda: conductor.position), engine)
             url = f"http://127.0.0.1:{await rollout_server.start('127.0.0.1', 0)}"
             assert (await complete(session, url))[0] == 409, "no version is live yet"
-            await conductor.reach(0, PATIENCE)
+            await conductor.reach(0, TIMEOUT)
             await conductor.step()
             await _commit_between(session, url, conductor, controls, source, model)
             await rollout_server.stop()
@@ -99,7 +99,7 @@ async def _commit_between(
     assert second["choices"] != first["choices"]
 
 
-async def test_a_server_that_conducts_itself_says_its_versions(
+async def test_a_server_that_conducts_itself_reports_its_versions(
     tmp_path: Path, model: Path, source: Trainer, session: aiohttp.ClientSession
 ) -> None:
     join = source.join()
@@ -134,7 +134,7 @@ async def test_a_server_that_conducts_itself_says_its_versions(
 
 async def _once(session: aiohttp.ClientSession, url: str, **demand: str) -> Any:
     """Ask until it is met."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := await complete(session, url, **demand))[0] == 409:
         assert time.monotonic() < deadline, found
         await asyncio.sleep(0.05)

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-#: What the fork server imports; what is missing here is only imported later, by each process.
+#: Modules that the fork server imports. Each process imports modules that are missing here by itself, later.
 _PRELOAD = [
     "vllm.entrypoints.launchers.api_server.entry",
     "vllm.entrypoints.launchers.cli_args",
@@ -35,7 +35,7 @@ _PRELOAD = [
     "vllm_parts",
     "vllm_warm",
 ]
-#: What vLLM needs on a small machine without a network; some of it is read when it is imported.
+#: Settings of vLLM for a small machine without a network; it reads some of them when it is imported.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
@@ -48,7 +48,7 @@ ENVIRONMENT = {
 
 
 class Started(Protocol):
-    """As `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that tests use."""
 
     pid: int
 
@@ -64,7 +64,7 @@ def start_plain(words: Sequence[str], log: Path, environment: Mapping[str, str])
 
 
 def start_forked(words: Sequence[str], log: Path, environment: Mapping[str, str]) -> Started:
-    """The same from the fork server."""
+    """Starts a process of the fork server."""
     return _Forked(_context().Process(target=_serve, args=(list(words), str(log), dict(environment))))
 
 
@@ -74,7 +74,7 @@ def process_of(function: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def call_forked(function: Callable[..., Any], *args: Any) -> None:
-    """Call it in a process of the fork server: what it needs of torch is not imported here."""
+    """Call it in a process of the fork server: its parts of torch are not imported here."""
     process = _context().Process(target=function, args=args)
     process.start()
     process.join()
@@ -82,7 +82,7 @@ def call_forked(function: Callable[..., Any], *args: Any) -> None:
 
 
 def take_forks() -> None:
-    """From now on vLLM in this process starts its engine cores by the fork server."""
+    """Makes vLLM in this process start its engine cores by the fork server from now on."""
     _replace(_context())
 
 
@@ -102,7 +102,7 @@ class _Forked:
 
 
 class _Context(ForkServerContext):
-    """Processes of the fork server, with the environment of who starts them."""
+    """Processes of the fork server, with the environment of their starter."""
 
     def Process(self, *, target: Any, args: Any = (), kwargs: Any = None, **options: Any) -> Any:  # type: ignore[override]
         return ForkServerProcess(target=_run, args=(dict(os.environ), target, args, kwargs or {}), **options)
@@ -120,14 +120,14 @@ def _context() -> _Context:
 
 
 def _replace(context: Any) -> None:
-    """Have vLLM start processes by this context, whatever method it asks for (on CPUs it insists on "spawn")."""
+    """Makes vLLM start processes by this context, whatever method it asks for (on CPUs it insists on "spawn")."""
     from vllm.utils import system_utils
 
     system_utils.multiprocessing = SimpleNamespace(get_context=lambda _: context)  # type: ignore[attr-defined]
 
 
 def _run(environment: Mapping[str, str], target: Callable[..., Any], args: Sequence[Any], kwargs: Any) -> None:
-    """In a process of the fork server; what it starts is forked from it, and ends with who had it started."""
+    """Runs in a process of the fork server; its children are forked from it, and end with its starter."""
     os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.clear()

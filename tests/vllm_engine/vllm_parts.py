@@ -19,7 +19,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from vllm_forks import ENVIRONMENT, call_forked, start_forked, start_plain, take_forks
 
-from p2psync.delta.tensors import Kind
+from p2psync.delta.tensors import TensorKind
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Published
@@ -30,9 +30,9 @@ from p2psync.trainer.versions.source import CheckpointSource
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 #: Seconds that a server may take to start, or a version from its publication to every engine, on a busy machine.
-PATIENCE = 300.0
+TIMEOUT = 300.0
 PROMPT = [1, 2, 3, 4, 5, 6, 7]
-#: For servers of which several run at a time: no worker process beside the engine's.
+#: Flags of servers of which several run at a time: no worker process besides the engine's.
 ONE_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 ONE_PROCESS_FLAGS = {"distributed_executor_backend": "uni"}
 _SIZES = {
@@ -65,7 +65,7 @@ def model_of(name: str) -> Any:
 
 
 def save(name: str, into: Path) -> Path:
-    """Its checkpoint, with a tokenizer."""
+    """Saves a checkpoint of the model, with a tokenizer."""
     call_forked(_save, name, into)
     return into
 
@@ -84,7 +84,7 @@ def stepped(old: Path, new: Path, seed: int, share: float = 0.01, *, nan: bool =
     rng = np.random.default_rng(seed)
     with Checkpoint.open(new, writable=True) as checkpoint:
         for spec in checkpoint.specs:
-            if spec.kind != Kind.TENSOR:
+            if spec.kind != TensorKind.TENSOR:
                 continue
             units = checkpoint.units(spec)
             where = rng.integers(0, units.size, max(1, int(units.size * share)))
@@ -114,7 +114,7 @@ class Trainer:
         return event.version
 
     def join(self, **options: Any) -> dict[str, Any]:
-        """What an engine is initialised with."""
+        """Returns the arguments that an engine is initialised with."""
         trust = [public_text(KEY.public_key().public_bytes_raw())]
         return {"hub_url": self.node.hub_url, "trust": trust, "host": "127.0.0.1", **options}
 
@@ -133,7 +133,7 @@ def trainer(store: Path, **options: Any) -> Iterator[Trainer]:
 
 
 def engine_options(model: Path, tp: int = 1, **options: Any) -> dict[str, Any]:
-    """How engines are started."""
+    """Returns the arguments of a small engine."""
     return {
         "model": str(model),
         "dtype": "bfloat16",
@@ -177,25 +177,25 @@ async def greedy(llm: Any, prompt: list[int], tokens: int = 12) -> tuple[list[in
 
 
 async def spoil(llm: Any) -> None:
-    """Have every block of the cache written by prompts of tokens whose rows `stepped` makes non-finite."""
+    """Fills every block of the cache by prompts of tokens whose rows `stepped` makes non-finite."""
     await asyncio.gather(*(greedy(llm, [500 + k % 15] * 500, 1) for k in range(150)))
 
 
 async def status(llm: Any) -> dict[str, Any]:
-    """What rank 0 says of itself."""
+    """Returns the status of rank 0."""
     found: dict[str, Any] = (await llm.collective_rpc("p2psync_status"))[0]
     return found
 
 
 async def reached(llm: Any, version: int) -> None:
     """Wait until a version is live."""
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(TIMEOUT):
         while (await status(llm))["version"] != version:  # noqa: ASYNC110 - another process is asked
             await asyncio.sleep(0.02)
 
 
 async def checksums(llm: Any) -> dict[str, str]:
-    """What vLLM's own /weight_checker says, of all ranks."""
+    """Returns the checksums of vLLM's own /weight_checker, of all ranks."""
     found: dict[str, str] = {}
     for rank in await llm.compute_weight_checksums():
         found |= rank
@@ -203,7 +203,7 @@ async def checksums(llm: Any) -> dict[str, str]:
 
 
 async def reload(llm: Any, checkpoint: Path) -> None:
-    """Have an engine load a checkpoint by vLLM's own loader."""
+    """Makes an engine load a checkpoint by vLLM's own loader."""
     await llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
     await llm.reset_prefix_cache()
 
@@ -244,7 +244,7 @@ class Server:
 
     def ready(self) -> None:
         """Wait until it serves."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not self.healthy():
             assert self.process.poll() is None, self.told()
             assert time.monotonic() < deadline, self.told()
@@ -255,21 +255,21 @@ class Server:
         return self._log.read_text()[-4000:]
 
     def healthy(self) -> bool:
-        """What /health says; False if nobody answers."""
+        """Returns whether /health answers with 200."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=10) as answer:
                 return int(answer.status) == 200
         except OSError:
             return False
 
-    def ask(self, route: str, body: object = None, limit: float = PATIENCE) -> Any:
+    def ask(self, route: str, body: object = None, limit: float = TIMEOUT) -> Any:
         """GET, or POST of a body. Raises OSError, and TimeoutError after `limit` seconds of silence."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}/{route}", data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=limit) as answer:
             return json.loads(answer.read() or b"null")
 
-    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = PATIENCE) -> Any:
+    def complete(self, tokens: int = 8, prompt: str = "t1 t2 t3", limit: float = TIMEOUT) -> Any:
         """A greedy completion with logprobs."""
         body = {"model": "policy", "prompt": prompt, "max_tokens": tokens, "temperature": 0.0, "logprobs": 1}
         choice = self.ask("v1/completions", body | {"ignore_eos": True}, limit)["choices"][0]

@@ -1,6 +1,7 @@
-"""What the fork server imports last (`vllm_forks`): no collection of its children looks at what was imported, and none
-of them spins for the second after each message for which vLLM does: the other ranks, engines and the trainer of a test
-need the cores."""
+"""Imported last by the fork server (`vllm_forks`): tunes the garbage collector and vLLM's queues for its children.
+
+Their collections skip the imported modules. None of them spins for the second after each message for which vLLM does,
+since the other ranks, engines and the trainer of a test need the cores."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class RouterLayout(msgspec.Struct, frozen=True):
 
     def address(self, host: str) -> str:
         """Returns a host's IPv4 address. Raises `P2PSyncError` for an unknown host."""
-        return address_of(self.number(host))
+        return host_address(self.number(host))
 
     def number(self, host: str) -> int:
         """Returns a host's number. Raises `P2PSyncError` for an unknown host."""
@@ -82,7 +82,7 @@ class RouterLayout(msgspec.Struct, frozen=True):
         return found
 
 
-def address_of(number: int) -> str:
+def host_address(number: int) -> str:
     """Returns the address of the host with this number."""
     return f"10.77.{(number + 1) >> 8}.{(number + 1) & 255}"
 

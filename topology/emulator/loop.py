@@ -365,7 +365,7 @@ def _parse(plane: Plane, slot: int, size: int, source: int) -> bool:
 
 @_kernel
 def _is_dialling(plane: Plane, slot: int) -> bool:
-    """Whether a packet requests a TCP connection."""
+    """Returns whether a packet requests a TCP connection."""
     memory = plane.memory
     ip = _offset(slot) + _VNET
     flags = memory[ip + 4 * _wide(memory[ip] & 15) + 13]

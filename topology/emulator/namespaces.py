@@ -142,7 +142,7 @@ _CHOICE = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
 
 
-def choose_congestion(names: Iterable[str], control: str) -> None:
+def set_namespace_congestion(names: Iterable[str], control: str) -> None:
     """Sets the TCP congestion control of namespaces. Raises `P2PSyncError` where the kernel lacks it or refuses.
 
     Namespaces may use only what the machine allows to unprivileged users: this adds it for the moment.
@@ -195,7 +195,7 @@ def kill(names: list[str]) -> None:
 
 
 def _is_dead(pid: int) -> bool:
-    """Whether a process is gone, or a zombie."""
+    """Returns whether a process is gone, or a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:

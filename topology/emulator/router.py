@@ -80,7 +80,7 @@ class Router:
     def _make_host(self, number: int, name: str) -> int:
         with namespaces.inside(f"{runs.prefix_of(self._run)}{name}"):
             namespaces.set_kernel(_KERNEL)
-            return namespaces.open_tun(layout.address_of(number), layout.MASK)
+            return namespaces.open_tun(layout.host_address(number), layout.MASK)
 
     def listen(self) -> None:
         """Opens the control socket."""
@@ -181,7 +181,7 @@ def _request_realtime() -> bool:
 @contextmanager
 def _network(config: messages.RouterConfig) -> Iterator[str]:
     """Creates the namespaces of a new run, and removes them afterwards."""
-    # Leftovers that cannot be removed now do not matter here.
+    # Namespaces and files that cannot be removed now do not matter here.
     with suppress(P2PSyncError):
         runs.sweep()
     run, lock = runs.claim()
@@ -190,7 +190,7 @@ def _network(config: messages.RouterConfig) -> Iterator[str]:
         namespaces.add(names)
         if config.congestion:
             with runs.all_runs():
-                namespaces.choose_congestion(names, config.congestion)
+                namespaces.set_namespace_congestion(names, config.congestion)
         yield run
     finally:
         runs.clear(run)

@@ -1,7 +1,7 @@
-"""The emulated networks of this machine, and the leftovers of killed ones.
+"""The emulated networks of this machine, and the remains of killed ones.
 
-Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free is a leftover,
-and its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
+Every network has a folder with a lock that its router holds while it lives. A folder whose lock is free is that of a
+killed run; its namespaces, known by their prefix, can be removed. Nothing else is ever touched.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def claim() -> tuple[str, int]:
 
 
 def sweep() -> list[str]:
-    """Removes the leftovers of killed runs; returns their names. Raises `P2PSyncError`."""
+    """Removes the remains of killed runs; returns their names. Raises `P2PSyncError`."""
     with all_runs():
         dead = [path.name for path in PLACE.iterdir() if path.is_dir() and not is_alive(path.name)]
         for run in dead:
@@ -129,7 +129,7 @@ def network_gone() -> P2PSyncError:
 
 
 def is_alive(run: str) -> bool:
-    """Whether a run's router is alive."""
+    """Returns whether a run's router is alive."""
     try:
         lock = os.open(folder_of(run) / "lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError:

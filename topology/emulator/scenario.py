@@ -17,7 +17,7 @@ from p2psync.topology.events import NetworkEvent
 _POLL_SECONDS = 0.005
 
 #: Starts a host's command.
-Start = Callable[[str], "subprocess.Popen[Any]"]
+StartCommand = Callable[[str], "subprocess.Popen[Any]"]
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Scenario:
 
     network: EmulatedNetwork
     events: Sequence[NetworkEvent]
-    start: Start
+    start: StartCommand
     hosts: Sequence[str] = ()
     notice: Callable[[str, float], None] = lambda text, at: None
     outcomes: list[CommandOutcome] = field(default_factory=list)

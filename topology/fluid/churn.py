@@ -11,7 +11,7 @@ RESTART_MIN_SECONDS = 5.0
 
 
 class Churn:
-    """Each minute `share` of the nodes crash, and as many join, on idle hosts first; until `until` (seconds).
+    """Churn: each minute `share` of the nodes crash, and as many join, on idle hosts first, until `until` (seconds).
 
     left, joins: how many did. joined: by name, when the newest node of each host joined (seconds).
     """

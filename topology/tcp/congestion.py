@@ -77,7 +77,7 @@ class Bbr:
         self._set_window(now, size, inflight)
 
     def lost(self, now: float, inflight: float) -> None:
-        """Conserves packets for one round trip; then the window is what it was."""
+        """Conserves packets for one round trip; then restores the window."""
         if now >= self._recovers_until:
             self._saved_window = max(self._saved_window, self.cwnd)
             self.cwnd = max(inflight, MIN_WINDOW)
@@ -160,7 +160,8 @@ class Cubic:
 
     #: RFC 9438: growth in MSS/s^3, what a loss leaves of the window, and Reno's growth for that.
     C, BETA, RENO = 0.4, 0.7, 0.53
-    #: Pacing beside the window's own rate, as Linux paces past slow start, and HyStart's bounds on the delay (seconds).
+    #: Pacing relative to the window's own rate, as Linux paces past slow start, and HyStart's bounds on the delay
+    #: (seconds).
     PACING_GAIN, HYSTART_SECONDS = 1.5, (0.004, 0.016)
 
     def __init__(self) -> None:

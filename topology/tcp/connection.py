@@ -71,9 +71,9 @@ class TcpConnection:
         """Queue a message of `size` bytes."""
         self._queue.append((size, message))
         self.waiting += size
-        self._pump()
+        self._send_window()
 
-    def _pump(self) -> None:
+    def _send_window(self) -> None:
         if self._is_sending or not self.waiting:
             return
         next_size = min(BURST, self.waiting)
@@ -103,10 +103,10 @@ class TcpConnection:
         self._enter(burst, count, 0)
         if self.waiting < BURST:
             self._on_drained()
-        self._pump()
+        self._send_window()
 
     def _enter(self, burst: _Burst, size: int, hop: int) -> None:
-        """`size` bytes of a burst come to a link: all of it, or what is sent again."""
+        """Lets `size` bytes of a burst enter a link: all of it, or a retransmission."""
         if hop == len(self._path):
             self._arrive(burst, size)
             return
@@ -141,4 +141,4 @@ class TcpConnection:
         self.srtt = rtt if not self.srtt else self.srtt + (rtt - self.srtt) / 8
         rate = (self.delivered - burst.delivered) / max(now - burst.delivered_at, rtt)
         self.congestion.acked(now, size, rtt, rate, limited=burst.limited, inflight=self.inflight)
-        self._pump()
+        self._send_window()

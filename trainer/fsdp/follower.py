@@ -62,7 +62,7 @@ class RankFollower:
         self._thread.start()
 
     def publish(self, shards: Shards) -> Pack | None:
-        """Hand the shards over, and wait until rank 0 published them or said why not; None if no bit differs.
+        """Hands the shards over, and waits until rank 0 has published or refused them; None if no bit differs.
 
         Once it returns, the shards are not read any more. Raises `P2PSyncError`.
         """

@@ -1,7 +1,7 @@
 """The orders that rank 0 sends to the other ranks, and the agreement of all ranks on a version at a start.
 
 Only rank 0, which knows the hub, decides whether and when a delta or an anchor is made. The training loops of the other
-ranks hand over their shards; the orders say what is done with them.
+ranks hand over their shards; the orders tell the use of these shards.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from p2psync.trainer.fsdp.ranks import RankGroup, run_collectively
 
 
 class AgreeOrder(msgspec.Struct, frozen=True, tag="Agree"):
-    """Tell which version and which packs of this run you have."""
+    """Asks a rank for its version and its packs of this run."""
 
     run: str
 
@@ -62,7 +62,7 @@ class RefuseOrder(msgspec.Struct, frozen=True, tag="Refuse"):
 
 
 class StopOrder(msgspec.Struct, frozen=True, tag="Stop"):
-    """No more orders follow. message: why, if something went wrong."""
+    """Ends the orders. message: the reason, after an error."""
 
     message: str = ""
 

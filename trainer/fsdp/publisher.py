@@ -11,7 +11,7 @@ announces; each rank encodes its part of every version, and seeds it from a node
 meshes one replica publishes, and the calls of the others return at once.
 
 `store` may be the same path everywhere, on a shared disk or on each machine's own. `port` counts up with the rank.
-docs/guides/fsdp2.md tells how it works, and what it costs.
+docs/guides/fsdp2.md tells how it works, and its costs.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class FsdpPublisher:
 
     @property
     def hub_url(self) -> str:
-        """Where actors join; at rank 0."""
+        """The URL where actors join; at rank 0."""
         return self._trainer.hub_url
 
     @property

@@ -23,7 +23,7 @@ from p2psync.delta.algebra import apply_block, apply_with_digest
 from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.errors import DigestMismatchError
 from p2psync.parallel import in_parallel
 from p2psync.protocol.manifest import Manifest, SignedManifest, decode_body, sign
@@ -44,7 +44,7 @@ from p2psync.trainer.fsdp.shard_scanner import (
 )
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
 from p2psync.trainer.versions.decoding_checks import check_outcome, compare_anchor
-from p2psync.trainer.versions.pack_reading import held_chunks
+from p2psync.trainer.versions.pack_reader import held_chunks
 
 
 class _PartReport(msgspec.Struct, frozen=True, array_like=True):
@@ -85,7 +85,7 @@ class RankBuilder:
         Returns its pack and how long encoding took (seconds); None if no bit differs. new: reads the shards.
         check_stopped: raises to give the version up. Raises `P2PSyncError`; then no rank has the version.
         """
-        rows = [Row(spec, True, True) for spec in self._specs]
+        rows = [TableRow(spec, True, True) for spec in self._specs]
         owners, rank = self.layout.delta_owners, self.ranks.rank
         scanner = ShardScanner(self.layout, rank, rows, self._units)
         self.moved_bytes = 0
@@ -154,7 +154,7 @@ class RankBuilder:
         came = self.ranks.exchange(packed)
         return [chunk for part in came if part for chunk in msgspec.msgpack.decode(part, type=list[bytes])]
 
-    def _encode(self, encode: Encoding, rows: Sequence[Row], mine: Sequence[Block], came: Sequence[bytes]) -> None:
+    def _encode(self, encode: Encoding, rows: Sequence[TableRow], mine: Sequence[Block], came: Sequence[bytes]) -> None:
         parts = [*mine, *decode_partial_blocks(came, self.layout, self.ranks.rank, rows)]
         for row, found in groupby(merge_partial_blocks(parts, self._units), key=lambda one: one.block.row):
             encode.take_found(row, found, partial(self._units, row))
@@ -177,7 +177,7 @@ class RankBuilder:
     # ---- an anchor -------------------------------------------------------------------------------------------------
 
     def _build_anchor(self, position: Position) -> Pack:
-        rows = [Row(spec, False, True) for spec in self._specs]
+        rows = [TableRow(spec, False, True) for spec in self._specs]
         rank = self.ranks.rank
         self._fetch_ranges(self.layout.lacking_for_anchor)
         with self._drafted() as draft:
@@ -204,7 +204,7 @@ class RankBuilder:
         encode.finish()
 
     def _fetch_ranges(self, wanted: Sequence[UnitRanges]) -> None:
-        """Have holders send each rank the bits of the unit ranges that it wants, a round at a time."""
+        """Exchanges unit ranges: holders send each rank the bits that it wants, a round at a time."""
         rank = self.ranks.rank
         mine = self.layout.held[rank]
         wanted_ranges = [(to, *unit_range) for to, theirs in enumerate(wanted) for unit_range in theirs]
@@ -258,7 +258,7 @@ class RankBuilder:
         return [msgspec.msgpack.decode(reports, type=_PartReport) for reports in self.ranks.gather(mine)]
 
     def _seal(self, draft: Draft, encode: Encoding, position: Position, base: Position | None, part: bytes) -> Pack:
-        """Have rank 0 sign the manifest, and every rank make its chunks durable."""
+        """Seals the version: rank 0 signs the manifest, and every rank makes its chunks durable."""
 
         def signed() -> bytes:
             if self._key is None:
@@ -275,7 +275,7 @@ class RankBuilder:
             raise
 
     def _apply(self, pack: Pack, position: Position, advance: Callable[[], None]) -> None:
-        """Bring the snapshots to a version that is durable at all ranks, and check the digest that comes out."""
+        """Advances the snapshots to a version that is durable at all ranks, and checks the resulting digest."""
         self._change = 0
         try:
             self.snapshot.begin_change(position.version)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from p2psync.delta.block import block_span
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 from p2psync.store.encoding import block_and_chunk
 from p2psync.store.segments import Segments
 from p2psync.trainer.fsdp.unit_ranges import UnitRanges
@@ -34,7 +34,7 @@ class SegmentGrid:
     """The segments of a table, for deltas or for anchors; numbered from 0."""
 
     def __init__(self, specs: Sequence[TensorSpec], *, anchor: bool) -> None:
-        rows = [Row(spec, not anchor, True) for spec in specs]
+        rows = [TableRow(spec, not anchor, True) for spec in specs]
         self.specs = list(specs)
         self.block_units = block_and_chunk(rows, anchor=anchor)[0]
         self.segments = Segments(rows, self.block_units)

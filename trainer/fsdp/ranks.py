@@ -1,6 +1,6 @@
 """The group of ranks that publish together, and the collectives between them, which carry bytes.
 
-The process group is one of gloo, on the CPU, whatever the training uses: its calls may run in a thread beside the
+The process group is one of gloo, on the CPU, whatever the training uses: its calls may run in a thread next to the
 training, and wait for no stream of a device.
 """
 

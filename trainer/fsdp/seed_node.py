@@ -70,9 +70,9 @@ class SeedNode:
         await asyncio.to_thread(save_run, config.store / "run.json", msgspec.structs.replace(state, run=order.run))
         self._client = HubClient(order.hub, config.token)
         # On the hub's machine its own address is of no use to peers, which reach it where they reach the hub.
-        beside_hub = is_loopback(self._client.url.host or "")
+        shares_hub_host = is_loopback(self._client.url.host or "")
         host = listen_host(config.host)
-        first, further = announced_hosts(host, advertised_hosts(config.advertise), HUB_HOST if beside_hub else "")
+        first, further = announced_hosts(host, advertised_hosts(config.advertise), HUB_HOST if shares_hub_host else "")
         info = NodeInfo(
             node=state.node,
             role="trainer",

@@ -18,7 +18,7 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import ChunkEncoder, decode_chunk
 from p2psync.delta.digest import MODULUS, digest_change
 from p2psync.delta.extract import Extraction, FoundChanges, found_block
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tensors import TableRow, Units
 from p2psync.errors import FormatError
 from p2psync.parallel import in_parallel
 from p2psync.trainer.fsdp.rank_layout import RankLayout
@@ -45,7 +45,7 @@ class RankChanges:
 class ShardScanner:
     """Scans one rank's shards."""
 
-    def __init__(self, layout: RankLayout, rank: int, rows: Sequence[Row], old: Callable[[int], Units]) -> None:
+    def __init__(self, layout: RankLayout, rank: int, rows: Sequence[TableRow], old: Callable[[int], Units]) -> None:
         """old: returns the published bits of a row."""
         self._layout = layout
         self._rank = rank
@@ -106,7 +106,7 @@ class ShardScanner:
 
 
 def decode_partial_blocks(
-    chunks: Iterable[bytes], layout: RankLayout, rank: int, rows: Sequence[Row]
+    chunks: Iterable[bytes], layout: RankLayout, rank: int, rows: Sequence[TableRow]
 ) -> Iterator[Block]:
     """Yields the partial blocks in chunks that were sent to an owner, or that a holder kept; all with positions.
 

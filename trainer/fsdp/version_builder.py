@@ -136,7 +136,7 @@ class ShardedVersionBuilder:
             return [name.decode() for name in self._ranks.gather(b"") if name]
 
     def refuse(self, message: str) -> None:
-        """Tell the other ranks that the shards they handed over are not published. message: why."""
+        """Tells the other ranks that their shards are not published. message: the reason."""
         with self._lock:
             self.answered += 1
             orders.send_order(self._ranks, orders.RefuseOrder(message))

@@ -34,7 +34,7 @@ class VersionAdmission:
         if self.head is not None and version <= self.head:
             if self._digests.get(version) == digest:
                 return False
-            raise UsageError(f"version {version} after version {self.head}: versions only rise in a ledger; begin anew")
+            raise UsageError(f"version {version} after version {self.head}: versions only rise in a ledger; start over")
         self.head = version
         self._digests[version] = digest
         while next(iter(self._digests)) < self.oldest:

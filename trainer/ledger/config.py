@@ -21,7 +21,7 @@ class LedgerConfig:
     max_done_bytes: bytes of results that wait to be taken; beyond it nothing is leased or accepted [1 GiB]
     max_payload_bytes: bytes of all items together [1 GiB]
     remembered: ids of completed items that are kept, to tell a duplicate from a late result [65536]
-    allot: give each node what it can finish in time; else each gets what it asks for [yes]
+    allot: give each node only items that it can finish in time; else as many as it asks for [yes]
     first_items: items that a node of unknown speed may hold besides its share [4]
     hedge_margin: offer held work to a node that would be so many times sooner through with it; 0: never [1.25]
     max_rate: tokens a second that no node can pass, whatever it claims [1000000]

@@ -150,7 +150,7 @@ class Ledger:
     def put(self, version: int, items: Iterable[tuple[str, bytes]], *, skip_known: bool = False) -> int:
         """Put in work for `version`: ids never used before, and payloads. All or nothing; returns how many.
 
-        skip_known: pass over ids that were put in before, for a trainer that starts anew and puts in the same. Raises
+        skip_known: pass over ids that were put in before, for a trainer that starts over and puts in the same. Raises
         `UsageError` for an id that was used or is over 128 characters, a payload over 1 MiB, or a full ledger.
         """
         new = self._items.new(version, items, self.done + self.taken, skip_known=skip_known)
@@ -201,7 +201,7 @@ class Ledger:
         return gone
 
     def resume(self, committed: int | None = None) -> int:
-        """Begin anew after a trainer's restart: drop results taken for steps up to `committed`, hand the others back.
+        """Starts over after a trainer's restart: drop results taken for steps up to `committed`, hand the others back.
 
         committed: the last step that the trainer's own saved state holds; None: none, or only steps that it had
         committed here. Returns how many results wait to be taken again.
@@ -335,7 +335,7 @@ class Ledger:
         return min([version for version, _ in self._pool.versions()] + self._claims.versions(), default=None)
 
     def _fits(self, version: int | None, size: int = 1) -> bool:
-        """Whether a result of `size` bytes, of an item put in for `version`, fits among those that wait.
+        """Returns whether a result of `size` bytes, of an item put in for `version`, fits among those that wait.
 
         Half of the bytes are kept for the oldest step: else early results of later steps could fill them all while the
         trainer waits for the last result of this one.

@@ -52,7 +52,7 @@ class OpenItems:
         self._bytes -= len(work.payload)
 
     def completed(self, item: str) -> bool:
-        """Whether an item was completed, as far as ids are remembered."""
+        """Returns whether an item was completed, as far as ids are remembered."""
         return item in self._completed
 
     def remember(self, item: str) -> None:

@@ -198,7 +198,7 @@ class Journal:
                 raise StoreError(f"{self._path}: the disk is full: free space there, or use another disk") from None
             raise StoreError(f"{self._path}: {text}: check the disk") from None
         except (sqlite3.Error, ValueError, KeyError) as error:
-            raise StoreError(f"{self._path} is damaged ({error}): move it away; its work must be put in anew") from None
+            raise StoreError(f"{self._path} is damaged ({error}): move it away; put its work in again") from None
 
 
 def _each(numbers: Iterable[int]) -> Iterator[tuple[int]]:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from p2psync.errors import FormatError
 from p2psync.membership.work import (
-    MAX_WORK_WAIT,
+    MAX_WORK_WAIT_SECONDS,
     CommitReply,
     CommitStep,
     PutReply,
@@ -72,7 +72,7 @@ class LedgerRoutes:
         service = self._service
         if asked.again:
             service.hand_back()
-        results = await service.take(asked.max_items, asked.version, wait=min(asked.wait, MAX_WORK_WAIT))
+        results = await service.take(asked.max_items, asked.version, wait=min(asked.wait, MAX_WORK_WAIT_SECONDS))
         fitting = _fitting(results)
         if len(fitting) < len(results):
             service.hand_back(results[len(fitting) :])

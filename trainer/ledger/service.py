@@ -18,7 +18,7 @@ from p2psync.errors import FormatError, HubError
 from p2psync.membership.checks import is_hex
 from p2psync.membership.leases import EndedLease
 from p2psync.membership.records import Member
-from p2psync.membership.work import MAX_WORK_WAIT, LeaseWork, WorkGrant, WorkItem
+from p2psync.membership.work import MAX_WORK_WAIT_SECONDS, LeaseWork, WorkGrant, WorkItem
 from p2psync.net.hub import HubService
 from p2psync.net.hub_routes import read_json, reply_json
 from p2psync.net.timer import Timer
@@ -111,7 +111,7 @@ class LedgerService:
         await self._journal_writer.settled()
 
     def tick(self) -> None:
-        """Bring the ledger up to the hub's clock, and wake waiting requests. Call it after direct use of `ledger`."""
+        """Advances the ledger to the hub's clock, and wakes waiting requests. Call it after direct use of `ledger`."""
         self.ledger.expire(self._hub.now())
         if self._closing:
             return
@@ -140,7 +140,7 @@ class LedgerService:
         )
 
     async def _lease(self, asked: LeaseWork) -> list[WorkItem]:
-        deadline = asyncio.get_running_loop().time() + min(asked.wait, MAX_WORK_WAIT)
+        deadline = asyncio.get_running_loop().time() + min(asked.wait, MAX_WORK_WAIT_SECONDS)
         if self._waiting >= _MAX_WAITING:
             raise HubError("too many nodes wait for work; ask again later")
         self._waiting += 1

@@ -23,7 +23,7 @@ MAX_CLAIM_RATIO = 2.0
 ABSENT_SECONDS = 10.0
 #: Nodes remembered; beyond it the node unseen for longest is forgotten.
 MAX_NODES = 65536
-#: Weight of a new sample in the means of lags and intervals.
+#: Weight of a new sample in the means of update delays and intervals.
 _NEW = 0.5
 _STREAM_DECAY = 0.98
 #: A result counts as having taken this time at least.
@@ -36,7 +36,7 @@ class WorkerStats:
 
     seen: when it last asked for work. held: items it has claimed. mark: when it last finished, or began to be busy.
     tokens, busy (seconds), items: decaying sums. stream: tokens a second of one item alone. version: that it runs.
-    lag: seconds from a version's admission to its acknowledgement, None: not known.
+    update_delay: seconds from a version's admission to its acknowledgement, None: not known.
     """
 
     seen: float = 0.0
@@ -47,7 +47,7 @@ class WorkerStats:
     items: float = 0.0
     stream: float = 0.0
     version: int | None = None
-    lag: float | None = None
+    update_delay: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class NodeForecast:
 
 
 class Throughput:
-    """Measures the rates and lags of all nodes. Times are seconds on the ledger's clock."""
+    """Measures the rates and update delays of all nodes. Times are seconds on the ledger's clock."""
 
     def __init__(self, max_staleness: int, max_rate: float) -> None:
         """max_staleness: see `LedgerConfig`. max_rate: tokens a second that no node can pass."""
@@ -107,7 +107,7 @@ class Throughput:
         if worker is None:
             return
         if version == self.head and worker.version != version:
-            worker.lag = _blend(worker.lag, now - self._admitted_at)
+            worker.update_delay = _blend(worker.update_delay, now - self._admitted_at)
         worker.version = version
 
     def leased(self, node: str, items: int, now: float) -> None:
@@ -149,7 +149,7 @@ class Throughput:
         return len(self.workers)
 
     def is_measured(self, node: str) -> bool:
-        """Whether the node has finished an item, so that its rate is known."""
+        """Returns whether the node has finished an item, so that its rate is known."""
         worker = self.workers.get(node)
         return worker is not None and worker.items > 0
 
@@ -186,7 +186,7 @@ class Throughput:
         )
 
     def can_finish_in_time(self, node: str, now: float) -> bool:
-        """Whether an item that the node begins now can be handed in before its version is too old.
+        """Returns whether an item that the node begins now can be handed in before its version is too old.
 
         False only while a newer version is on its way to the node, and results under the version that it runs will be
         refused before it could finish one.
@@ -204,10 +204,12 @@ class Throughput:
     def _ready(self, worker: WorkerStats, now: float) -> float:
         if worker.version is None or self.head is None or worker.version >= self.head - self._staleness:
             return 0.0
-        lags = [w.lag for w in self.workers.values() if w.lag is not None]
-        lag = worker.lag if worker.lag is not None else statistics.median(lags) if lags else 0.0
+        delay = worker.update_delay
+        if delay is None:
+            known = [other.update_delay for other in self.workers.values() if other.update_delay is not None]
+            delay = statistics.median(known) if known else 0.0
         waited = now - self._admitted_at
-        return max(lag - waited, waited / 2)
+        return max(delay - waited, waited / 2)
 
     def _rate_of(self, worker: WorkerStats, now: float) -> float:
         if not worker.items:

@@ -60,7 +60,7 @@ class ResultUploads:
         self.size = 0
 
     async def expected(self, _request: web.Request) -> None:
-        """Do nothing: `serve` sends "100 Continue" once it has judged the result's head."""
+        """Does nothing: `serve` sends "100 Continue" once it has judged the result's head."""
 
     async def serve(self, request: web.Request) -> web.Response:
         """A result and its head → `Receipt`. Raises `FormatError`, `TooLargeError`."""

@@ -18,17 +18,17 @@ from p2psync.protocol.lineage import VersionKey, is_squash, missing_bytes, newes
 from p2psync.protocol.manifest import Manifest
 
 #: A squash is made if it saves one member this share of the bytes of its path, and so many bytes.
-LEAST_SHARE = 0.2
-LEAST_BYTES = 64 << 10
+MIN_SAVED_SHARE = 0.2
+MIN_SAVED_BYTES = 64 << 10
 #: Deltas that it must replace, at least: a member that is only two behind is about to commit.
-LEAST_STEPS = 3
+MIN_REPLACED_DELTAS = 3
 #: The next squash from the same version spans so many times as many deltas: members that fetch the earlier one keep it.
 GROWTH = 1.5
 #: Squashes announced at a time, and starting points that are considered for one more.
 MAX_SQUASHES = 8
 MAX_STARTS = 8
 _RECURRENCE = 0.24
-_LEAST_BITS = 2.0
+_MIN_BITS = 2.0
 _NEW = 0.5
 
 
@@ -48,8 +48,8 @@ class SquashPlan:
 class SquashPlanner:
     """Plans the squashes of one trainer, and learns from those that were made."""
 
-    def __init__(self, least_bytes: int = LEAST_BYTES) -> None:
-        self._least_bytes = least_bytes
+    def __init__(self, min_saved_bytes: int = MIN_SAVED_BYTES) -> None:
+        self._min_saved_bytes = min_saved_bytes
         self._recurrence = _RECURRENCE
 
     def plan(
@@ -75,7 +75,7 @@ class SquashPlanner:
         best: tuple[float, SquashPlan] | None = None
         for base in _bases(paths, starts):
             longest = max((a.version - base[0] for a in lineage if is_squash(a) and a.base == base[0]), default=0)
-            if base not in chain or len(chain[base]) < max(LEAST_STEPS, GROWTH * longest):
+            if base not in chain or len(chain[base]) < max(MIN_REPLACED_DELTAS, GROWTH * longest):
                 continue
             plan = SquashPlan(chain[base], self.predict([manifest_of(a.id) for a in chain[base]], bits_ratio))
             saved = self._saved_bytes(lineage, starts, paths, target, plan)
@@ -91,7 +91,7 @@ class SquashPlanner:
         bits = 8 * sum(bits_ratio(m.profile) * m.payload_bytes for m in chain) / max(1, summed)
         mean = summed / len(chain) / total
         bits += _position_bits(union / total) - _position_bits(mean)
-        return union * max(_LEAST_BITS, bits) / 8 + 64.0 * len(last.sizes) / len(chain)
+        return union * max(_MIN_BITS, bits) / 8 + 64.0 * len(last.sizes) / len(chain)
 
     def made(self, steps: int, summed: int, union: int) -> None:
         """Take in that a squash of `steps` deltas changes `union` units, and its deltas `summed` in all."""
@@ -100,9 +100,9 @@ class SquashPlanner:
             self._recurrence = (1 - _NEW) * self._recurrence + _NEW * min(1.0, seen)
 
     def is_worth(self, plan: SquashPlan, nbytes: int) -> bool:
-        """Whether a squash that was made and takes `nbytes` is to be announced."""
+        """Returns whether a squash that was made and takes `nbytes` is to be announced."""
         saved = plan.chain_bytes - nbytes
-        return saved >= max(self._least_bytes, LEAST_SHARE * plan.chain_bytes)
+        return saved >= max(self._min_saved_bytes, MIN_SAVED_SHARE * plan.chain_bytes)
 
     def _saved_bytes(
         self,
@@ -133,7 +133,7 @@ class SquashPlanner:
             now = missing_bytes(path, {})
             saved = now - missing_bytes(with_it, {})
             total += count * saved
-            is_worth = is_worth or saved >= max(self._least_bytes, LEAST_SHARE * now)
+            is_worth = is_worth or saved >= max(self._min_saved_bytes, MIN_SAVED_SHARE * now)
         return total if is_worth else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Schedules squashes: watches which members are behind, and makes one squash at a time, beside publishing."""
+"""Schedules squashes: watches which members are behind, and makes one squash at a time, while publishing goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from p2psync.observe.events import Event, Squashed, Trouble
 from p2psync.protocol.lineage import is_squash
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.trainer.squash.planner import LEAST_STEPS, SquashPlan, SquashPlanner
+from p2psync.trainer.squash.planner import MIN_REPLACED_DELTAS, SquashPlan, SquashPlanner
 from p2psync.trainer.squash.squasher import BuiltSquash, Squasher, SquashPreempted
 from p2psync.trainer.versions.builder import LocalVersionBuilder
 from p2psync.trainer.versions.profile_choice import BITS
@@ -81,7 +81,7 @@ class SquashScheduler:
             return
         actors = [member for member in self._view.members if member.info.role == "actor"]
         head = self._view.head or 0
-        if not any(actor.version is None or actor.version + LEAST_STEPS <= head for actor in actors):
+        if not any(actor.version is None or actor.version + MIN_REPLACED_DELTAS <= head for actor in actors):
             return
         lineage = self._lineage()
         manifests = {pack.signed.id.hex(): pack.manifest for pack in self._store.packs()}

@@ -1,4 +1,4 @@
-"""Makes squashes: from the trainer's own deltas to one signed, durable pack, beside publishing.
+"""Makes squashes: from the trainer's own deltas to one signed, durable pack, while publishing goes on.
 
 In profile `fast` it reads only the store and the delta records, no weights, so that versions may be published
 meanwhile. When it is done the head may have moved on; the squash then leads to an earlier version, like any delta.
@@ -27,7 +27,7 @@ from p2psync.delta.algebra import apply_block, invert
 from p2psync.delta.block import Block
 from p2psync.delta.container import decode_chunk
 from p2psync.delta.digest import MODULUS, digest_from_bytes
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.engines.compose import DeltaReader, compose_chain
 from p2psync.errors import DigestMismatchError, StoreError
 from p2psync.protocol.manifest import sign
@@ -171,7 +171,7 @@ def _reconstruct(encoding: Encoding, sink: _VerifyingSink, blocks: Iterator[Bloc
 class _VerifyingSink:
     """A sink that decodes each chunk again, and passes it on only if it holds exactly the blocks to be encoded."""
 
-    def __init__(self, draft: Draft, rows: Sequence[Row]) -> None:
+    def __init__(self, draft: Draft, rows: Sequence[TableRow]) -> None:
         self._draft, self._rows = draft, rows
         self._expected: deque[Block] = deque()
         #: The old bits of rows, for profiles that need them; dropped once all blocks of a row have come.

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Row, TensorSpec
+from p2psync.delta.tensors import TableRow, TensorSpec
 from p2psync.errors import DigestMismatchError, FormatError, StoreError
 from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Announcement
@@ -43,7 +43,7 @@ from p2psync.store.packs import Store
 from p2psync.trainer.versions.bit_record import Scans
 from p2psync.trainer.versions.decoding_checks import all_blocks, compare_anchor
 from p2psync.trainer.versions.delta_records import DeltaRecords
-from p2psync.trainer.versions.pack_reading import UnreadableError, chunk_reader, held_chunks, pack_name
+from p2psync.trainer.versions.pack_reader import UnreadableError, chunk_reader, held_chunks, pack_name
 from p2psync.trainer.versions.snapshot import PublishedState, Snapshot
 from p2psync.trainer.versions.source import ChangeFindingSource, Source
 
@@ -103,7 +103,7 @@ class LocalVersionBuilder:
         """root: directory of the snapshot. run: 32 hex digits. epoch: of the versions to be made; may be set later.
 
         published_state: makes the keeper of the published bits, in place of a `Snapshot`. on_trouble: takes a line
-        about damage and what was done about it, in the thread that calls the builder. Raises `StoreError`.
+        about damage and its repair, in the thread that calls the builder. Raises `StoreError`.
 
         A snapshot that is behind the store, or whose bits are not those that were signed, is brought up from the
         store's packs. Packs that do not decode are dropped.
@@ -281,7 +281,7 @@ class LocalVersionBuilder:
         live = self.position
         if live is None:
             raise StoreError("there is no version to write out yet")
-        rows = [Row(spec, False, True) for spec in self.snapshot.specs]
+        rows = [TableRow(spec, False, True) for spec in self.snapshot.specs]
         draft = self.store.draft()
         try:
             encode, _ = self._encode(draft, rows, self.snapshot, lambda: False, rate, profile=None)
@@ -303,7 +303,7 @@ class LocalVersionBuilder:
     def _encode(
         self,
         draft: Draft,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         source: Source,
         given_up: Callable[[], bool],
         rate: float,
@@ -362,7 +362,7 @@ class LocalVersionBuilder:
         return time.monotonic() - began - (record_writer.seconds if record_writer is not None else 0.0)
 
     def _recover(self) -> None:
-        """Bring the snapshot to the newest version that the store leads to. Raises `StoreError`.
+        """Advances the snapshot to the newest version that the store leads to. Raises `StoreError`.
 
         The version is one of this run, or, before its first one, of the run that this one goes on from.
         """
@@ -381,7 +381,7 @@ class LocalVersionBuilder:
         self._must_recover = False
 
     def _apply_packs(self, packs: list[Pack]) -> Pack | None:
-        """Apply these packs to the snapshot; returns the first one that does not decode to what it says."""
+        """Apply these packs to the snapshot; returns the first one that does not decode to its digest."""
         for pack in packs:
             try:
                 self._advance(pack)

@@ -1,4 +1,4 @@
-"""The trainer's own record of what each delta does, readable without the weights that it starts from.
+"""The trainer's own record of each delta's changes, readable without the weights that it starts from.
 
 A `fast` delta needs no record. A `tight` one is read against its base, which the trainer no longer has after the next
 version; so its blocks are encoded once more, in profile `fast`, while they are decoded into the snapshot:
@@ -43,7 +43,7 @@ class PackDelta:
         return data
 
     def close(self) -> None:
-        """Do nothing: no file was opened."""
+        """Does nothing: no file was opened."""
 
 
 class DeltaRecordWriter:

@@ -19,7 +19,7 @@ from p2psync.engines.device import unit_transfer as unit_transfer
 from p2psync.engines.device.buffers import SIGNED
 from p2psync.engines.device.extract import DeviceExtraction
 from p2psync.engines.device.finder import VersionPair
-from p2psync.engines.device.unit_transfer import UnitSelection
+from p2psync.engines.device.unit_transfer import TensorSelection
 from p2psync.engines.module.live_tensors import flat_bits
 from p2psync.engines.module.masters import find_rounded_changes
 from p2psync.protocol.versions import Position
@@ -154,7 +154,7 @@ class DevicePath:
 
 def _write(twins: dict[int, torch.Tensor], found: Sequence[FoundChanges]) -> None:
     blocks = [one.block for one in found]
-    places = [UnitSelection(twins[block.row], block.start, block.count, block.positions) for block in blocks]
+    places = [TensorSelection(twins[block.row], block.start, block.count, block.positions) for block in blocks]
     for write in unit_transfer.prepare_unit_writes(places, [one.olds + one.block.steps for one in found]):
         write()
 

@@ -14,7 +14,7 @@ delta changed, b the bits that the profile last took. Core seconds start from a 
 publishes; a profile that was not measured yet gets the mean scale of the others.
 
 The profile with the smaller T is taken, at a tie the one of fewer bytes; once one is in use, another must be better by
-`HYSTERESIS` and `LEAST_GAIN` to take its place.
+`HYSTERESIS` and `MIN_GAIN_SECONDS` to take its place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from p2psync.store.encoding import MAX_DELTA_CHUNK_BYTES
 AUTO = "auto"
 #: Another profile must be faster than the one in use by this share, and by so many seconds: smaller gains are noise.
 HYSTERESIS = 0.1
-LEAST_GAIN = 0.05
+MIN_GAIN_SECONDS = 0.05
 #: Weight of the newest measurement.
 _NEW = 0.3
 #: The share of units that change in the very first step (FP32 masters have not yet settled: 4 % at lr 1e-6).
@@ -106,7 +106,7 @@ class ProfileChooser:
         found = [self.forecast(profile, units, link) for profile in PROFILES]
         best = min(found, key=lambda f: (f.seconds, f.nbytes))
         now = next((f for f in found if f.profile == self._current), None)
-        if now is not None and best.seconds > min((1 - HYSTERESIS) * now.seconds, now.seconds - LEAST_GAIN):
+        if now is not None and best.seconds > min((1 - HYSTERESIS) * now.seconds, now.seconds - MIN_GAIN_SECONDS):
             best = now
         self._current = best.profile
         return ProfileChoice(best.profile, _why(best, found, link), tuple(found))

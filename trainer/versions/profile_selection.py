@@ -15,7 +15,7 @@ from p2psync.trainer.versions.source import Source
 
 
 class ProfileSelection:
-    """Feeds a `ProfileChooser` with what one trainer sees, and tells people when the profile changes."""
+    """Feeds a `ProfileChooser` with the measurements of one trainer, and tells people when the profile changes."""
 
     def __init__(self, profile: str, link_mbps: float, on_event: Callable[[Event], None]) -> None:
         """profile: see `ProfileChooser`. link_mbps: megabits a second of the slowest link, 0: as members measure it.
@@ -41,7 +41,7 @@ class ProfileSelection:
             self._chooser.seen(m.profile, m.total, m.changed, m.payload_bytes)
 
     def learn(self, built: BuiltVersion, choice: ProfileChoice) -> str | None:
-        """Take in what a delta cost, and emit `ProfileChosen` if its profile is not that of the last one.
+        """Notes the cost of a delta, and emits `ProfileChosen` if its profile is not that of the last one.
 
         Returns the line about it that goes with the announcement; None for an anchor.
         """

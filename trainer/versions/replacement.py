@@ -1,4 +1,4 @@
-"""Replaces what was published and cannot be used: versions that no actor runs, and packs with a damaged chunk."""
+"""Replaces published versions that cannot be used: versions that no actor runs, and packs with a damaged chunk."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from p2psync.membership.acceptance import Acceptance
 from p2psync.membership.records import Member
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.packs import Store
-from p2psync.trainer.versions.pack_reading import pack_name
+from p2psync.trainer.versions.pack_reader import pack_name
 
 #: How often the hub is asked whether an actor runs the newest version, until one does (seconds).
-LOOK_EVERY = 3.0
+LOOK_SECONDS = 3.0
 #: How long peers have to send a chunk that was found damaged here (seconds).
-REPLACE_AFTER = 3.0
+REPLACE_AFTER_SECONDS = 3.0
 
 
 class TaskRunner(Protocol):
     """Runs tasks as long as a node runs."""
 
-    def run_beside(self, coroutine: Coroutine[object, object, None]) -> None: ...
+    def start_task(self, coroutine: Coroutine[object, object, None]) -> None: ...
 
 
 class PublishingNode(Protocol):
@@ -37,7 +37,7 @@ class PublishingNode(Protocol):
 
 
 class Replacement:
-    """Replaces what one trainer published; on its loop."""
+    """Replaces unusable versions of one trainer; on its loop."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Replacement:
     async def run(self) -> None:
         """Watch for ever whether actors run the newest version, and replace it if they do not."""
         while True:
-            await asyncio.sleep(LOOK_EVERY)
+            await asyncio.sleep(LOOK_SECONDS)
             if not self._acceptance.settled:
                 with suppress(P2PSyncError):  # the announcer tells of a hub that is away
                     await self._look()
@@ -73,10 +73,10 @@ class Replacement:
         """Take in that a chunk of this manifest is damaged here; withdraw the manifest if no peer sends it soon."""
         if id not in self._losses:
             self._losses.add(id)
-            self._node.runner.run_beside(self._replace(id))
+            self._node.runner.start_task(self._replace(id))
 
     async def _replace(self, id: bytes) -> None:
-        await asyncio.sleep(REPLACE_AFTER)
+        await asyncio.sleep(REPLACE_AFTER_SECONDS)
         self._losses.discard(id)
         pack = self._store.get(id)
         if pack is not None and not pack.complete:

@@ -78,7 +78,7 @@ class ResidentSnapshot:
         return flat_bits(entry.tensor) if entry is not None else None
 
     def is_sound(self) -> bool:
-        """Whether the digest of all bits is that of the version published last."""
+        """Returns whether the digest of all bits is that of the version published last."""
         return self._engine.scrub()
 
     def is_intact(self) -> bool:
@@ -86,7 +86,7 @@ class ResidentSnapshot:
         return True
 
     def check(self, spec: TensorSpec, scan: ScanSums | None) -> None:
-        """Do nothing: `is_sound` digested every bit just before."""
+        """Does nothing: `is_sound` digested every bit just before."""
 
     def scrub(self) -> int:
         """Return 0: every publish digests all bits."""
@@ -145,4 +145,4 @@ class ResidentSnapshot:
         return self._table
 
     def close(self) -> None:
-        """Do nothing: no resource is held."""
+        """Does nothing: no resource is held."""

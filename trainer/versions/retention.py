@@ -21,7 +21,7 @@ ANCHOR_DELTAS = 256
 ANCHOR_SECONDS = 86400.0
 #: Manifests, and their bytes, that a trainer has announced at a time: half of what a hub takes, which may still hold
 #: those of an earlier trainer.
-MOST_ANNOUNCED, MOST_BYTES = MAX_MANIFESTS // 2, MAX_MANIFEST_BYTES // 2
+MAX_ANNOUNCED, MAX_ANNOUNCED_BYTES = MAX_MANIFESTS // 2, MAX_MANIFEST_BYTES // 2
 
 
 def anchor_due(
@@ -66,10 +66,10 @@ def to_retire(
     members: Iterable[Member],
     keep: int,
     *,
-    most: int = MOST_ANNOUNCED,
-    most_bytes: int = MOST_BYTES,
+    most: int = MAX_ANNOUNCED,
+    max_bytes: int = MAX_ANNOUNCED_BYTES,
 ) -> list[Announcement]:
-    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and the leftovers of a fork.
+    """Returns the manifests that nobody needs: old anchors, deltas, squashes, and those of an abandoned fork.
 
     A delta of the chain is kept for live `members` that run its base or an earlier version and would use it; for
     joiners, which fetch an anchor and go on from it; and, for `keep` versions back, for members that were away. While a
@@ -80,12 +80,12 @@ def to_retire(
     a member may be fetching it.
 
     A member that stays behind holds at most `keep` or `ANCHOR_DELTAS` deltas, whatever they weigh. If more than `most`
-    manifests, or `most_bytes` bytes of them, are left, the oldest go too: a new version is announced in any case, and
+    manifests, or `max_bytes` bytes of them, are left, the oldest go too: a new version is announced in any case, and
     members that needed the old ones wait for the next anchor.
     """
     anchor = newest_anchor(lineage)
     if anchor is None:
-        return _oldest_over(lineage, most, most_bytes)
+        return _oldest_over(lineage, most, max_bytes)
     members = list(members)
     anchors = {anchor.id: anchor}
     if any(member.version is None for member in members):
@@ -108,7 +108,7 @@ def to_retire(
         if base >= start or under_way or (base >= floor and is_on_path):
             needed.add(delta.id)
     needed |= _squashes_in_use(lineage, members, anchor)
-    over = {a.id for a in _oldest_over([a for a in lineage if a.id in needed], most, most_bytes)}
+    over = {a.id for a in _oldest_over([a for a in lineage if a.id in needed], most, max_bytes)}
     return [a for a in lineage if a.id not in needed or a.id in over]
 
 
@@ -117,13 +117,13 @@ def newest_anchor(lineage: Sequence[Announcement]) -> Announcement | None:
     return max((a for a in lineage if a.base is None), key=lambda a: (a.epoch, a.version), default=None)
 
 
-def _oldest_over(kept: Sequence[Announcement], most: int, most_bytes: int) -> list[Announcement]:
+def _oldest_over(kept: Sequence[Announcement], most: int, max_bytes: int) -> list[Announcement]:
     """Returns the oldest manifests beyond these bounds; never the newest anchor, nor one that leads to the head."""
     newest, anchor = newest_announcement(kept), newest_anchor(kept)
     over = []
     count, nbytes = len(kept), sum(a.manifest_bytes for a in kept)
     for a in sorted(kept, key=lambda a: (a.epoch, a.version, a.base is None)):
-        if count <= most and nbytes <= most_bytes:
+        if count <= most and nbytes <= max_bytes:
             break
         if a is not anchor and newest is not None and target_key(a) != target_key(newest):
             over.append(a)

@@ -17,7 +17,7 @@ from p2psync.trainer.versions.builder import LocalVersionBuilder
 #: The share of one core that scrubbing may take. A gigabyte then takes some 25 s; a larger share slows the training.
 SHARE = 0.02
 #: Least pause after each block, and pause after each round (seconds), so that small models are not read all the time.
-LEAST_PAUSE, ROUND_PAUSE = 0.05, 30.0
+MIN_PAUSE_SECONDS, ROUND_PAUSE_SECONDS = 0.05, 30.0
 
 
 class SnapshotScrubber:
@@ -50,4 +50,4 @@ class SnapshotScrubber:
             except P2PSyncError as error:
                 self._emit(Trouble(f"the published bits cannot be verified: {error}"))
                 read = 0
-            await sleep(max(LEAST_PAUSE, spent / SHARE - spent) if read else ROUND_PAUSE)
+            await sleep(max(MIN_PAUSE_SECONDS, spent / SHARE - spent) if read else ROUND_PAUSE_SECONDS)

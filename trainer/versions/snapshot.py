@@ -125,11 +125,11 @@ class Snapshot:
             self._vouched, self._record = True, record
 
     def is_sound(self) -> bool:
-        """Whether a version may be compared with the bits. Cheap: `check` finds damage while that is done."""
+        """Returns whether a version may be compared with the bits. Cheap: `check` finds damage while that is done."""
         return self.is_intact()
 
     def is_intact(self) -> bool:
-        """Whether the file is still there and as long as it was. Cheap: call it before and after use."""
+        """Returns whether the file is still there and as long as it was. Cheap: call it before and after use."""
         if self._map is None:
             return True
         try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from p2psync.delta.extract import FoundChanges
 from p2psync.delta.kernels.block_sums import ScanSums
-from p2psync.delta.tensors import Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
 from p2psync.errors import StoreError
 from p2psync.protocol.versions import Position
@@ -50,7 +50,7 @@ class SourceChanges(Protocol):
 class ChangeFindingSource(Protocol):
     """A source that can find changes where its tensors are, such as on a GPU."""
 
-    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> SourceChanges | None:
+    def find(self, rows: Sequence[TableRow], block_units: int, base: BaseVersion) -> SourceChanges | None:
         """Returns the changes from `base` in the rows that exist before and after; None if all must be read.
 
         block_units: units in a whole block; see `block_span`.
@@ -62,7 +62,7 @@ class BaseVersion(Protocol):
 
     @property
     def position(self) -> Position | None:
-        """Which version it is."""
+        """The version that the policy is, None if it is none."""
 
     def units(self, spec: TensorSpec) -> Units:
         """Returns the bits of one tensor, on the host."""
@@ -112,7 +112,7 @@ class CheckpointSource:
         return units
 
     def unchanged(self) -> bool:
-        """Whether every file is still the one that was opened, unmodified. Raises `CheckpointReadError`."""
+        """Returns whether every file is still the one that was opened, unmodified. Raises `CheckpointReadError`."""
         try:
             return self._now() == self._before
         except OSError as error:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.header import canonical_header
 from p2psync.engines.module.live_tensors import host_units
@@ -52,7 +52,7 @@ class TensorSource:
         tensor = self._tensors[spec]
         return round_to_units(tensor) if _masters(spec, tensor) else host_units(tensor)
 
-    def find(self, rows: Sequence[Row], block_units: int, base: BaseVersion) -> DeviceChanges | None:
+    def find(self, rows: Sequence[TableRow], block_units: int, base: BaseVersion) -> DeviceChanges | None:
         """See `ChangeFindingSource`."""
         if self._path is None:
             return None
@@ -103,12 +103,12 @@ def file_blobs(specs: Iterable[TensorSpec], files: Path | None) -> dict[TensorSp
     """
     header = canonical_header(specs, WEIGHTS_FILE)
     blobs: dict[TensorSpec, Units] = {
-        TensorSpec(Kind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)
+        TensorSpec(TensorKind.HEADER, WEIGHTS_FILE, "U8", (len(header),)): np.frombuffer(header, np.uint8)
     }
     if files is not None:
         with Checkpoint.open(files) as checkpoint:
             for spec in checkpoint.specs:
-                if spec.kind == Kind.FILE:
+                if spec.kind == TensorKind.FILE:
                     blobs[spec] = checkpoint.units(spec).copy()
     return blobs
 
@@ -121,7 +121,7 @@ def master_rows(masters: Mapping[str, torch.Tensor]) -> dict[TensorSpec, torch.T
         if reason := tensor_refusal(tensor):
             raise UsageError(f"the masters of {name}: {reason}")
     return {
-        TensorSpec(int(Kind.TENSOR), name, "BF16", tuple(tensor.shape)): tensor.detach()
+        TensorSpec(int(TensorKind.TENSOR), name, "BF16", tuple(tensor.shape)): tensor.detach()
         for name, tensor in masters.items()
     }
 

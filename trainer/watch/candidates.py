@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import p2psync.engines.checkpoint.framework_names as names
-from p2psync.engines.checkpoint.file_names import check_path, is_weights
+from p2psync.engines.checkpoint.file_names import check_file_name, is_weights
 from p2psync.engines.checkpoint.framework_names import ShardName, StepOrder, printable
 from p2psync.errors import FormatError
 from p2psync.trainer.watch.listing import EntryKind, Listing, ListingEntry
@@ -24,14 +24,14 @@ UNFINISHED_SECONDS, EMPTY_SECONDS = 60.0, 2.0
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFault:
-    """Why a checkpoint cannot be published as it is.
+    """The reason why a checkpoint cannot be published as it is.
 
-    patience: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
+    report_after: seconds that it must last before people are told. passing: it is expected to end by itself. warning:
     people should act.
     """
 
     reason: str
-    patience: float = 0.0
+    report_after: float = 0.0
     passing: bool = True
     warning: bool = True
 
@@ -128,7 +128,7 @@ class _CandidateInspector:
             marked=self._is_marked(time),
         )
 
-    # ---- what is part of it ----------------------------------------------------------------------------------------
+    # ---- the parts of a checkpoint ---------------------------------------------------------------------------------
 
     def _take_lone(self, entry: ListingEntry) -> None:
         self._take(entry)
@@ -180,7 +180,7 @@ class _CandidateInspector:
             self._refuse(entry, "is neither a file nor a directory: move it away, or pass it over with --ignore")
             return
         try:
-            check_path(self._inner(entry))
+            check_file_name(self._inner(entry))
         except FormatError as error:
             self.faults.append(
                 CheckpointFault(f"{printable(str(error))}; or pass it over with --ignore", passing=False)

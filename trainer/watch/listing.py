@@ -90,7 +90,7 @@ class Listing:
         return self.entries[folder].owner if folder else self.owner
 
     def may_exist(self, path: str) -> bool:
-        """Whether a path is in the listing, or may exist since a directory above it could not be read."""
+        """Returns whether a path is in the listing, or may exist since a directory above it could not be read."""
         if path in self.entries:
             return True
         parts = path.split("/")

@@ -33,7 +33,7 @@ class CheckpointRules:
     secrets: frozenset[tuple[int, int]] = frozenset()
 
     def ignores(self, path: str) -> bool:
-        """Whether the rules ignore a path, by the path or by its last part."""
+        """Returns whether the rules ignore a path, by the path or by its last part."""
         name = path.rpartition("/")[2]
         return any(fnmatchcase(path, glob) or fnmatchcase(name, glob) for glob in self.ignore)
 
@@ -133,7 +133,7 @@ class _LocationSearch:
         return any(_join(folder, name) in self.listing.entries for name in names.PIPELINE_FILES)
 
     def _is_stray(self, folder: str, others: list[CheckpointLocation]) -> bool:
-        """Whether the weights in a directory with checkpoints are no model: there is no (adapter_)config.json."""
+        """Returns whether the weights in a directory of checkpoints are no model: no (adapter_)config.json is there."""
         config = any(_join(folder, name) in self.listing.entries for name in ("config.json", "adapter_config.json"))
         if folder and names.is_step(_name(folder)):
             return False
@@ -204,17 +204,17 @@ class _LocationSearch:
 
 
 def is_state(entry: ListingEntry) -> bool:
-    """Whether a file is training state, by its name or by the tensors that its header names."""
+    """Returns whether a file is training state, by its name or by the tensors that its header names."""
     return names.is_training_state(entry.name) or (entry.tensors is not None and entry.tensors.optimizer)
 
 
 def is_alias(entry: ListingEntry, listing: Listing) -> bool:
-    """Whether an entry is a link to a directory that is watched itself, such as `latest`."""
+    """Returns whether an entry is a link to a directory that is watched itself, such as `latest`."""
     return entry.target is not None and not leads_outside(entry.target) and entry.kind is EntryKind.DIRECTORY
 
 
 def leads_outside(target: str) -> bool:
-    """Whether a link leads out of the watched directory, or to something hidden in it, such as the store."""
+    """Returns whether a link leads out of the watched directory, or to something hidden in it, such as the store."""
     return target.startswith("/") or any(map(names.is_hidden, target.split("/")))
 
 

@@ -74,7 +74,7 @@ class NoticeLog:
             text = f"it is older than {_display(live)}, which was live; the next one is published"
         else:
             text = (
-                f"it is older than {_display(newer)}; if the run began anew, move that one and all others of the old "
+                f"it is older than {_display(newer)}; if the run started over, move that one and all others of the old "
                 "run away: the next checkpoint is published then"
             )
         self.about(candidate, f"is left out: {text}", warning=not is_known)

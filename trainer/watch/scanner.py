@@ -214,7 +214,7 @@ def _tensor_offsets(full_path: Path, name: str, most: int) -> list[int]:
 
 
 def _unchanged(before: os.stat_result, now: os.stat_result) -> bool:
-    """Whether the status of a file, as far as an entry holds it, is as it was."""
+    """Returns whether the status of a file, as far as an entry holds it, is as it was."""
     same = before[:6] == now[:6] and before.st_size == now.st_size  # mode, inode, device, links, owner, group
     return same and (before.st_mtime_ns, before.st_ctime_ns) == (now.st_mtime_ns, now.st_ctime_ns)
 

@@ -217,7 +217,7 @@ class CheckpointWatcher:
         quiet = self._now - seen.since
         if candidate.fault is not None:
             fault = candidate.fault
-            if quiet >= max(self.settle, fault.patience):
+            if quiet >= max(self.settle, fault.report_after):
                 what = "not complete yet" if fault.passing else "not taken"
                 self._notices.about(candidate, f"is {what}: {fault.reason}", warning=fault.warning)
             return False
@@ -230,7 +230,7 @@ class CheckpointWatcher:
         return True
 
     def _is_marked(self, candidate: Candidate, quiet: float) -> bool:
-        """Whether the marker is there; one older than the weights counts only once the candidate has settled.
+        """Returns whether the marker is there; one older than the weights counts only once the candidate has settled.
 
         Such a marker was copied before the weights, or is left from an earlier policy.
         """
@@ -264,7 +264,7 @@ class CheckpointWatcher:
         return [option[2] for option in options]
 
     def _may_follow(self, candidate: Candidate, latest: int) -> bool:
-        """Whether a checkpoint may follow the live one. latest: when its family was last written to (Unix ns)."""
+        """Returns whether a checkpoint may follow the live one. latest: the last write to its family (Unix ns)."""
         live = self.memory.live
         if live is None:
             return True
@@ -280,7 +280,7 @@ class CheckpointWatcher:
         return self._is_newer(candidate, live) or self._replaces(candidate, live)
 
     def _is_known(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
-        """Whether its weights were published or overtaken; those of the live one count only at their own path.
+        """Returns whether its weights were published or overtaken; those of the live one count only at their own path.
 
         So another path with the live fingerprint is offered once, and its bits are compared in full.
         """
@@ -291,7 +291,7 @@ class CheckpointWatcher:
         )
 
     def _is_newer(self, candidate: Candidate, live: LiveCheckpoint, *, ties: bool = True) -> bool:
-        """Whether a checkpoint is newer than the live one: by number within a family, else by time.
+        """Returns whether a checkpoint is newer than the live one: by number within a family, else by time.
 
         ties: whether one of the same time that was never seen is newer.
         """
@@ -301,7 +301,7 @@ class CheckpointWatcher:
         return candidate.time > live.time or tie
 
     def _replaces(self, candidate: Candidate, live: LiveCheckpoint) -> bool:
-        """Whether an older name holds the newest policy: its weights are new, and all newer checkpoints are gone."""
+        """Returns whether an older name holds the newest policy: new weights, while newer checkpoints are gone."""
         if self._exists(live.path) or any(self._precedes(candidate, other) for other in self._candidates):
             return False
         known = self.memory.paths.get(candidate.path)
@@ -322,7 +322,7 @@ class CheckpointWatcher:
         return self._listing.may_exist(path)
 
     def _is_copy(self, candidate: Candidate, ready: list[Candidate]) -> bool:
-        """Whether a candidate without a number is a copy of a numbered one, as `latest` is."""
+        """Returns whether a candidate without a number is a copy of a numbered one, as `latest` is."""
         if candidate.order.numbers:
             return False
         fingerprint = self._fingerprint(candidate)
@@ -378,5 +378,5 @@ def _age(candidate: Candidate) -> tuple[tuple[int, ...], int]:
 
 
 def _is_remnant(candidate: Candidate, before: WeightStamps) -> bool:
-    """Whether some weights files are gone and the others unchanged: a removal that has not ended."""
+    """Returns whether some weights files are gone and the others unchanged: a removal that has not ended."""
     return set(candidate.weights) < set(before)

@@ -27,7 +27,7 @@ from p2psync.delta.block_headers import MAX_BODY_BLOCKS, BlockHeader, BlockHeade
 from p2psync.delta.fast import byte_loops
 from p2psync.delta.kernels.unit_loops import kernel, plain
 from p2psync.delta.streams import ByteParts, packed_parts, stored_bytes, unpack_streams
-from p2psync.delta.tensors import ByteArray, Row, Units
+from p2psync.delta.tensors import ByteArray, TableRow, Units
 from p2psync.errors import FormatError
 
 FAST = "fast"
@@ -52,7 +52,7 @@ class CodedBlock(NamedTuple):
     """In modes PLANES and DENSE: u8 (bytes of a unit, steps)."""
 
 
-def code_block(block: Block, row: Row) -> CodedBlock:
+def code_block(block: Block, row: TableRow) -> CodedBlock:
     """Code one block in the mode that takes the fewest bytes before compression."""
     if block.positions is not None:
         whole = block.count * block.steps.itemsize
@@ -88,7 +88,7 @@ def fast_bytes_bound_of(count: int, changed: int, width: int) -> int:
 
 
 def may_be_dense(block: Block) -> bool:
-    """Whether `code_block` may choose mode DENSE for a block."""
+    """Returns whether `code_block` may choose mode DENSE for a block."""
     return fast_bytes_bound(block) == _MAX_HEADER_BYTES + block.count * block.steps.itemsize
 
 
@@ -103,7 +103,7 @@ def _gaps(block: Block, positions: NDArray[np.uint32]) -> bytes:
     return out[: byte_loops.write_gaps(plain(positions), out)].tobytes()
 
 
-def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: int) -> CodedBlock | None:
+def _code_sparse(block: Block, positions: NDArray[np.uint32], row: TableRow, whole: int) -> CodedBlock | None:
     """Code a block with positions; None unless that takes fewer bytes than `whole`."""
     steps = plain(block.steps)
     n, width = steps.size, steps.itemsize
@@ -124,13 +124,13 @@ def _code_sparse(block: Block, positions: NDArray[np.uint32], row: Row, whole: i
     return CodedBlock(block, BlockMode.CODES, n, _MAX_HEADER_BYTES + len(gaps) + size, parts)
 
 
-def _byte_planes(steps: Units, row: Row) -> NDArray[np.uint8]:
+def _byte_planes(steps: Units, row: TableRow) -> NDArray[np.uint8]:
     planes = np.empty((steps.itemsize, steps.size), np.uint8)
     byte_loops.write_planes(plain(steps), _transform(row), planes)
     return planes
 
 
-def _transform(row: Row) -> int:
+def _transform(row: TableRow) -> int:
     """The transform of a row's steps before they are cut into byte planes.
 
     Steps of tensors in both versions are zigzagged. Units of added or removed tensors are rotated, so that the sign bit
@@ -154,12 +154,12 @@ class FastWriter:
         self._streams = [bytearray() for _ in range(_STREAMS - 1)]
         self._size = 0
 
-    def prepare(self, block: Block, row: Row) -> CodedBlock:
+    def prepare(self, block: Block, row: TableRow) -> CodedBlock:
         """Code a block."""
         return code_block(block, row)
 
     def fits(self, coded: CodedBlock) -> bool:
-        """Whether the current chunk, which has blocks, should take one more."""
+        """Returns whether the current chunk, which has blocks, should take one more."""
         return self._size + coded.size <= self._limit and self._headers.count < MAX_BODY_BLOCKS
 
     def add(self, coded: CodedBlock) -> None:
@@ -182,7 +182,7 @@ class FastWriter:
 
 def read_fast_body(
     data: memoryview,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     limit: int,
     base: Callable[[int], Units] | None = None,
@@ -218,7 +218,7 @@ def _read_positions(gaps: ByteArray, headers: list[BlockHeader]) -> Iterator[NDA
     return iter(np.split(out[:total], np.cumsum(sizes)[:-1])) if headers else iter(())
 
 
-def _read_steps(headers: list[BlockHeader], rows: Sequence[Row], streams: list[ByteArray]) -> Iterator[Units]:
+def _read_steps(headers: list[BlockHeader], rows: Sequence[TableRow], streams: list[ByteArray]) -> Iterator[Units]:
     """The steps of each block, in order; raises `FormatError` unless every stream is used up exactly."""
     at = [0] * _STREAMS
     steps: list[Units] = []
@@ -233,7 +233,7 @@ def _read_steps(headers: list[BlockHeader], rows: Sequence[Row], streams: list[B
 
 
 def _read_codes(
-    headers: list[BlockHeader], rows: Sequence[Row], streams: list[ByteArray], at: list[int]
+    headers: list[BlockHeader], rows: Sequence[TableRow], streams: list[ByteArray], at: list[int]
 ) -> list[Units]:
     sizes = np.array([header.size for header in headers], np.int64)
     packed = int(((sizes + 3) >> 2).sum())
@@ -249,7 +249,7 @@ def _read_codes(
     return np.split(out, np.cumsum(sizes)[:-1])
 
 
-def _read_planes(header: BlockHeader, row: Row, streams: list[ByteArray], at: list[int]) -> Units:
+def _read_planes(header: BlockHeader, row: TableRow, streams: list[ByteArray], at: list[int]) -> Units:
     parts = []
     for k in range(5, 5 + header.width):
         parts.append(streams[k][at[k] : at[k] + header.size])

@@ -87,7 +87,7 @@ def _classifier(compare: bool) -> Any:
 
 
 def _masks(builder: Any, units: Any, first: Any, table: Any, features: list[str]) -> Any:
-    """For 64 units the mask of each class."""
+    """Builds the mask of each class over 64 units."""
     transposing = {"+avx512bw", "+avx512vbmi", "+gfni"} <= set(features)
     # The scale of a unit, doubled, is its upper byte. Bits are transposed with the last of eight bytes first.
     order = [8 * (k // 8) + 7 - k % 8 for k in range(GROUP)] if transposing else range(GROUP)

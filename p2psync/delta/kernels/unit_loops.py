@@ -7,7 +7,7 @@ callers check every bound before they pass an address and keep the array alive m
 
 `like` is an array whose dtype tells the unit (u1, u2, u4, u8); its contents are never read. Loops that call one another
 stand in this one file, because numba's cache on disk notices a change of a function's own file only; files that use the
-primitives here (`fast.byte_loops`, `tight`, `history`) must be compiled anew after a change of this one.
+primitives here (`fast.byte_loops`, `tight`, `history`) must be compiled again after a change of this one.
 Compilation happens at the first call of each dtype, never at import.
 """
 
@@ -461,7 +461,7 @@ def scatter_runs(runs: NDArray[np.int64], positions: NDArray[np.uint32], values:
 
 @kernel
 def _within(positions: NDArray[np.uint32], span: int) -> bool:
-    """Whether all positions are below `span`."""
+    """Returns whether all positions are below `span`."""
     highest = np.uint32(0)
     for j in range(_U(positions.size)):
         highest = max(highest, positions[j])

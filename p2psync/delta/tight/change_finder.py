@@ -4,7 +4,7 @@ Between blocks the interpreter would find none of its data in the caches, since 
 them. So the compiled loop returns only if a chunk is full, if other classes may be better, or if a block is dense.
 
 Loops of other files are compiled into the loop here, and numba's cache on disk notices a change of this file only:
-after a change of those, compile this file anew.
+after a change of those, compile this file again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _NUMBERS = _SUMS + 3
 
 
 class StopReason(IntEnum):
-    """Why `_find_tight_blocks` ended."""
+    """The reason for which `_find_tight_blocks` ended."""
 
     DONE = 0
     FULL = 1
@@ -97,9 +97,9 @@ class FindProgress(NamedTuple):
 class ChangeFinder:
     """Finds changes and collects the tight blocks of the current chunk; at most one block waits for the next chunk."""
 
-    def __init__(self, limit: int, most_blocks: int) -> None:
-        """limit: intended maximum bytes of a chunk. most_blocks: blocks of any kind in a chunk, at most."""
-        self._bounds = np.array([limit, min(12 * limit, MAX_TIGHT_CHANGES), most_blocks], np.int64)
+    def __init__(self, limit: int, max_blocks: int) -> None:
+        """limit: intended maximum bytes of a chunk. max_blocks: blocks of any kind in a chunk, at most."""
+        self._bounds = np.array([limit, min(12 * limit, MAX_TIGHT_CHANGES), max_blocks], np.int64)
         self._classes = ClassChooser()
         self._dense = False
         self._scratch: ScratchBuffers | None = None
@@ -151,7 +151,9 @@ class ChangeFinder:
         return Block(row, start, count, self._scratch.positions[part], self._scratch.steps[part])
 
     def fits(self, size: int, fast_bound: int) -> bool:
-        """Whether the current chunk has space for one more block: bytes, and bytes in profile `fast` at most."""
+        """Returns whether the current chunk has space for one more block.
+
+        size: its bytes. fast_bound: its bytes in profile `fast`, at most."""
         return bool(_fits(self._numbers, self._bounds, size, fast_bound))
 
     def add_fast_block(self, size: int, fast_bound: int) -> None:
@@ -298,7 +300,7 @@ class ChangeFinder:
 
 @kernel
 def _fits(numbers: IntArray, bounds: IntArray, size: int, fast_bound: int) -> bool:
-    """Whether the current chunk, which has blocks, has space for one more of so many bytes."""
+    """Returns whether the current chunk, which has blocks, has space for one more of so many bytes."""
     tight, others = numbers[_TIGHT], numbers[_OTHERS]
     if tight == MAX_TIGHT_BLOCKS or tight + others == bounds[2]:
         return False

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from p2psync.delta.algebra import compose
 from p2psync.delta.block import Block
 from p2psync.delta.history import HistoryLookup
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight.reader import (
     PART_LIMITS,
     BaseLookup,
@@ -23,7 +23,12 @@ from p2psync.errors import FormatError
 
 
 def read_history_body(
-    data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: BaseLookup | None, history: HistoryLookup
+    data: memoryview,
+    rows: Sequence[TableRow],
+    block_units: int,
+    limit: int,
+    base: BaseLookup | None,
+    history: HistoryLookup,
 ) -> Iterator[Block]:
     """`reader.read_tight_body` against the history that the body was coded with. Raises `FormatError`.
 

@@ -33,7 +33,7 @@ from p2psync.delta.history import (
 from p2psync.delta.kernels.simd import MAX_CLASSES
 from p2psync.delta.kernels.unit_loops import GROUP, address, gather_at, plain
 from p2psync.delta.streams import ByteParts, varint
-from p2psync.delta.tensors import Row, Units
+from p2psync.delta.tensors import TableRow, Units
 from p2psync.delta.tight.change_finder import MAX_SPARSE_SHARE, MAX_TIGHT_CHANGES, UNIT_BYTES
 from p2psync.delta.tight.class_choice import best_window, count_steps, empty_changes
 from p2psync.delta.tight.class_index import SCAN_BYTES, scan_class_indices
@@ -70,7 +70,7 @@ class PreparedBlock(NamedTuple):
     """
 
     block: Block
-    row: Row
+    row: TableRow
     changed: int
     size: int
     fast_bound: int
@@ -106,7 +106,7 @@ class HistoryWriter:
         self._units = np.zeros((2, 256), np.int64)
         self._changes = empty_changes(), empty_changes()
 
-    def begin_row(self, index: int, row: Row, old: Units | None) -> None:
+    def begin_row(self, index: int, row: TableRow, old: Units | None) -> None:
         """Begin a row, whose blocks follow. Raises `ValueError` if its history is that of another tensor."""
         if not may_code_tightly(row) or old is None:
             return
@@ -114,7 +114,7 @@ class HistoryWriter:
         if self._row_history is not None and self._row_history.count != row.spec.count:
             raise ValueError(f"the history of {row.spec.name} is that of another tensor")
 
-    def prepare(self, block: Block, row: Row) -> PreparedBlock:
+    def prepare(self, block: Block, row: TableRow) -> PreparedBlock:
         """Prepare a block of the current row: as a tight block, or coded by profile `fast`.
 
         Raises `ValueError` for positions outside the block, and for steps of 0.
@@ -134,7 +134,7 @@ class HistoryWriter:
         )
 
     def fits(self, prepared: PreparedBlock) -> bool:
-        """Whether the current chunk, which has blocks, has space for one more."""
+        """Returns whether the current chunk, which has blocks, has space for one more."""
         # A block has up to two headers.
         if 2 * len(self._tight) >= MAX_TIGHT_BLOCKS - 1 or len(self._prepared) == MAX_BODY_BLOCKS:
             return False

@@ -21,7 +21,7 @@ from p2psync.delta.history import ChangeHistory, HistoryLookup, copy_selected, c
 from p2psync.delta.kernels.simd import READ_AHEAD_ITEMS
 from p2psync.delta.kernels.unit_loops import GROUP, address
 from p2psync.delta.streams import read_varint, unpack_streams
-from p2psync.delta.tensors import ByteArray, Row, Units
+from p2psync.delta.tensors import ByteArray, TableRow, Units
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.change_finder import MAX_TIGHT_CHANGES, UNIT_BYTES
 from p2psync.delta.tight.class_choice import IntArray
@@ -69,14 +69,14 @@ class UnitSelection(NamedTuple):
     history: HistoryLookup
     known: int
 
-    def of(self, index: int, row: Row) -> ChangeHistory | None:
+    def of(self, index: int, row: TableRow) -> ChangeHistory | None:
         """The history of a row, or None. Raises `FormatError` if it is that of another tensor."""
         history = self.history(index)
         if history is not None and history.count != row.spec.count:
             raise FormatError(f"the history of {row.spec.name} is that of another tensor")
         return history
 
-    def selected(self, index: int, row: Row, start: int, units: int) -> int:
+    def selected(self, index: int, row: TableRow, start: int, units: int) -> int:
         """The number of selected units among `units` from unit `start` of a row on. Raises as `of`."""
         history = self.of(index, row)
         if history is None:
@@ -97,7 +97,7 @@ class _BlockTable(NamedTuple):
 
 
 def read_tight_body(
-    data: memoryview, rows: Sequence[Row], block_units: int, limit: int, base: BaseLookup | None
+    data: memoryview, rows: Sequence[TableRow], block_units: int, limit: int, base: BaseLookup | None
 ) -> Iterator[Block]:
     """Decode a body of at most `limit` unpacked bytes against the old units that `base` returns. Raises `FormatError`.
 
@@ -122,7 +122,7 @@ def split_parts(data: memoryview, at: int, count: int) -> list[memoryview]:
 
 
 def merge_rest(
-    blocks: Iterator[Block], rest: memoryview, rows: Sequence[Row], block_units: int, limit: int
+    blocks: Iterator[Block], rest: memoryview, rows: Sequence[TableRow], block_units: int, limit: int
 ) -> Iterator[Block]:
     """The blocks merged with those of the rest, a body of profile `fast` or nothing. Raises `FormatError`."""
     return _merge(blocks, iter(read_fast_body(rest, rows, block_units, limit))) if rest else blocks
@@ -135,7 +135,7 @@ class TightPart:
         self,
         meta: memoryview,
         bits: memoryview,
-        rows: Sequence[Row],
+        rows: Sequence[TableRow],
         block_units: int,
         limit: int,
         selection: UnitSelection | None = None,
@@ -169,7 +169,7 @@ class TightPart:
 
         Raises `FormatError`.
         """
-        kept_scratch: list[_DecodeScratch] = _local.__dict__.setdefault("rooms", [])
+        kept_scratch: list[_DecodeScratch] = _local.__dict__.setdefault("scratch", [])
         # Another reader of this thread may be suspended between two blocks, and hold the kept memory.
         scratch = kept_scratch.pop() if kept_scratch else _DecodeScratch()
         try:
@@ -241,7 +241,7 @@ def block_key(block: Block) -> tuple[int, int]:
 
 def _read_block_table(
     data: ByteArray,
-    rows: Sequence[Row],
+    rows: Sequence[TableRow],
     block_units: int,
     classes: int,
     bounds: tuple[int, int],
@@ -278,7 +278,7 @@ def _read_block_table(
     return _BlockTable(blocks, spans, sizes)
 
 
-def _address(rows: Sequence[Row], row: int, old: Units | None) -> int:
+def _address(rows: Sequence[TableRow], row: int, old: Units | None) -> int:
     spec = rows[row].spec
     if old is None or old.shape != (spec.count,) or old.dtype != spec.unit or not old.flags.c_contiguous:
         raise FormatError(f"a chunk of profile {TIGHT} is read against the old units of {spec.name}")

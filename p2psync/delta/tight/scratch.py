@@ -55,7 +55,7 @@ class ScratchBuffers:
         return self.positions, self.olds, self.steps, self.items, self.block_table, self.counts
 
     def grow(self, kept: IntArray, changed: int, count: int) -> None:
-        """Grow the buffers, if need be, for `count` more changes of any class, beside those of a waiting block.
+        """Grow the buffers, if need be, for `count` more changes of any class, besides those of a waiting block.
 
         changed: number of changes kept. kept: i64 (8), changes of each class, those of a waiting block included.
         """

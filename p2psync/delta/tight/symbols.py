@@ -318,7 +318,7 @@ def _begin(base: Any, begin: Any, some: Any) -> Any:
 
 @inline
 def _bits_at(base: Any, at: Any) -> Any:
-    """At least 57 bits, from bit `at` after address `base` on."""
+    """Returns at least 57 bits, from bit `at` after address `base` on."""
     return load(base + (at >> _U(3)), 0, _LONG) >> (at & _U(7))
 
 
@@ -396,6 +396,6 @@ def symbol_templates(shift: int, signs: bool, out: NDArray[np.uint64]) -> None:
 
 @kernel
 def extra_templates(out: NDArray[np.uint64]) -> None:
-    """The same for each extra symbol: b at bit 8, the sign at bit 12; bit 6 is set, so that no entry is 0."""
+    """Returns a template of each extra symbol: b at bit 8, the sign at bit 12; bit 6 is set, so that no entry is 0."""
     for extra in range(EXTRAS):
         out[extra] = 1 << 6 | (extra + 1) // 2 << 8 | (extra > 0 and extra % 2 == 0) << 12

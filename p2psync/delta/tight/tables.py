@@ -312,9 +312,9 @@ def _fill_decode_tables(
 
 
 def read_tight_headers(
-    data: ByteArray, classes: int, most: int, most_changed: int
+    data: ByteArray, classes: int, most: int, max_changed: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Decode the headers of at most `most` tight blocks with at most `most_changed` changes.
+    """Decode the headers of at most `most` tight blocks with at most `max_changed` changes.
 
     Returns, as i64: (blocks, 3), row difference, index or its difference, and symbol bytes, as they are coded; (blocks
     + 1, classes), changes of each class, and zeros; (blocks), changes of each block. Raises `FormatError`.
@@ -329,7 +329,7 @@ def read_tight_headers(
     blocks = found // width
     coded, changed = np.empty((blocks, 3), np.int64), np.empty(blocks, np.int64)
     sizes = np.empty((blocks + 1, classes), np.int64)
-    if not _sum_headers(values, coded, sizes, changed, most_changed):
+    if not _sum_headers(values, coded, sizes, changed, max_changed):
         raise FormatError("a chunk has a block of more or fewer changes than it can have")
     return coded, sizes, changed
 

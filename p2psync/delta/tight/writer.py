@@ -35,7 +35,7 @@ from p2psync.delta.fast.codec import (
     may_be_dense,
 )
 from p2psync.delta.streams import ByteParts, pack_streams, varint
-from p2psync.delta.tensors import Row
+from p2psync.delta.tensors import TableRow
 from p2psync.delta.tight import symbols
 from p2psync.delta.tight.change_finder import UNIT_BYTES, ChangeFinder, FindProgress
 from p2psync.delta.tight.class_choice import IntArray
@@ -64,17 +64,19 @@ class TightWriter:
         self._finder = ChangeFinder(limit, MAX_BODY_BLOCKS)
         #: Of the current chunk: blocks of profile `fast`, and the rows of tight blocks.
         self._fast_blocks: list[CodedBlock] = []
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, TableRow] = {}
 
-    def codes_tightly(self, row: Row) -> bool:
-        """Whether blocks of a row become tight blocks, unless they are dense."""
+    def codes_tightly(self, row: TableRow) -> bool:
+        """Returns whether blocks of a row become tight blocks, unless they are dense."""
         return may_code_tightly(row)
 
     def add_sample(self, sample: ChangeSample) -> None:
         """Add a sample to the choice of classes; before the first `advance`."""
         self._finder.add_sample(sample)
 
-    def advance(self, index: int, row: Row, old: int, new: int, first: int, stop: int, sums: int = 0) -> FindProgress:
+    def advance(
+        self, index: int, row: TableRow, old: int, new: int, first: int, stop: int, sums: int = 0
+    ) -> FindProgress:
         """Find the changes of units `first` to `stop` of such a row, block after block, and add its tight blocks.
 
         old, new: addresses of the row's first units. sums: see `ChangeFinder.advance`. Returns early if the current
@@ -84,12 +86,12 @@ class TightWriter:
         units = first, stop, block_span(UNIT_BYTES, self._block_units)
         return self._finder.advance(row.spec, index, old, new, units, self._rate, sums)
 
-    def prepare(self, block: Block, row: Row) -> CodedBlock:
+    def prepare(self, block: Block, row: TableRow) -> CodedBlock:
         """Code a block by profile `fast`."""
         return code_block(block, row)
 
     def fits(self, coded: CodedBlock) -> bool:
-        """Whether the current chunk, which has blocks, has space for one more."""
+        """Returns whether the current chunk, which has blocks, has space for one more."""
         return self._finder.fits(coded.size, fast_bytes_bound(coded.block))
 
     def add(self, coded: CodedBlock) -> None:
@@ -112,7 +114,7 @@ class TightWriter:
         self._fast_blocks, self._rows = [], {}
         return code, parts
 
-    def _tight_blocks(self) -> Iterator[tuple[Block, Row]]:
+    def _tight_blocks(self) -> Iterator[tuple[Block, TableRow]]:
         blocks = (self._finder.block(number) for number in range(self._finder.blocks))
         return ((block, self._rows[block.row]) for block in blocks)
 
@@ -130,8 +132,8 @@ class TightWriter:
         return [*(varint(len(part)) for part in (meta, bits, rest)), meta, bits, rest]
 
 
-def may_code_tightly(row: Row) -> bool:
-    """Whether blocks of a row may be tight blocks, unless they are dense."""
+def may_code_tightly(row: TableRow) -> bool:
+    """Returns whether blocks of a row may be tight blocks, unless they are dense."""
     return row.before and row.after and row.spec.width == UNIT_BYTES
 
 
@@ -171,9 +173,9 @@ def fast_body(coded: Iterable[CodedBlock], block_units: int) -> bytes:
 
 
 def is_surely_smaller(
-    size: int, changed: int, fast_bound: int, blocks: Iterator[tuple[Block, Row]], block_units: int
+    size: int, changed: int, fast_bound: int, blocks: Iterator[tuple[Block, TableRow]], block_units: int
 ) -> bool:
-    """Whether a body of `size` bytes is surely smaller than one of profile `fast`.
+    """Returns whether a body of `size` bytes is surely smaller than one of profile `fast`.
 
     changed: changes in the tight blocks. fast_bound: bytes in profile `fast`, at most. blocks: the tight blocks and
     their rows; only the first are read.
@@ -196,7 +198,7 @@ def _gap_rate(block: Block) -> float:
     return gap_bytes(sample) / _SAMPLE_CHANGES
 
 
-def _fast_rate(blocks: Iterable[tuple[Block, Row]], block_units: int) -> float:
+def _fast_rate(blocks: Iterable[tuple[Block, TableRow]], block_units: int) -> float:
     """Bytes of a change in profile `fast`, by the chunk's first blocks; a single small one would be mostly headers."""
     coded, changed = [], 0
     for block, row in blocks:

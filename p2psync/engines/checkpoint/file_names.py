@@ -9,7 +9,7 @@ _MAX_PATH_BYTES = 2048
 SAFETENSORS = ".safetensors"
 
 
-def check_path(name: str) -> str:
+def check_file_name(name: str) -> str:
     """Returns `name` if it is a plain relative path within a checkpoint, else raises `FormatError`.
 
     Refuses absolute paths, empty parts, parts that start with a dot (so `.`, `..`, and hidden files, which a checkpoint

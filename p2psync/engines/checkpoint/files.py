@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from p2psync.delta.digest import MODULUS, digest_units
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import LENGTH_BYTES, header_bytes
 from p2psync.engines.checkpoint.layout import CheckpointLayout, FileOffset, compute_layout
@@ -122,7 +122,7 @@ class Checkpoint:
 
     def blobs(self) -> dict[str, bytes]:
         """Returns the bytes of every HEADER and FILE, by path: all that is not weights."""
-        return {spec.name: self.units(spec).tobytes() for spec in self.layout.offsets if spec.kind != Kind.TENSOR}
+        return {spec.name: self.units(spec).tobytes() for spec in self.layout.offsets if spec.kind != TensorKind.TENSOR}
 
     def digest(self) -> bytes:
         """Returns the digest of everything (16 bytes, little-endian). Reads every byte."""

@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from p2psync.delta.tensors import DTYPE_BITS, Kind, TensorSpec
+from p2psync.delta.tensors import DTYPE_BITS, TensorKind, TensorSpec
 from p2psync.errors import FormatError
 
 #: The safetensors library's own limit on a header (bytes, without its length field).
@@ -75,7 +75,7 @@ def canonical_header(specs: Iterable[TensorSpec], file_name: str = "model.safete
     table: dict[str, object] = {_METADATA: {"format": "pt"}}
     end = 0
     for spec in sorted(specs, key=lambda s: (-_RANK.get(s.dtype, 0), s.name)):
-        if spec.name in table or spec.kind != Kind.TENSOR:
+        if spec.name in table or spec.kind != TensorKind.TENSOR:
             raise FormatError(f"{file_name} cannot hold {spec.name!r}: doubled, reserved, or not a tensor")
         begin, end = end, end + spec.nbytes
         table[spec.name] = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [begin, end]}
@@ -86,7 +86,7 @@ def canonical_header(specs: Iterable[TensorSpec], file_name: str = "model.safete
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
-def blob_spec(kind: Kind, name: str, size: int) -> TensorSpec:
+def blob_spec(kind: TensorKind, name: str, size: int) -> TensorSpec:
     """Returns the spec of a HEADER or FILE of `size` bytes."""
     return TensorSpec(int(kind), name, "U8", (size,))
 
@@ -132,7 +132,7 @@ def _entry(name: str, info: object, where: str) -> tuple[int, int, TensorSpec]:
         raise FormatError(f"{where}: tensor {name!r} has impossible data_offsets")
     try:
         name.encode()
-        spec = TensorSpec(int(Kind.TENSOR), name, dtype, tuple(shape))
+        spec = TensorSpec(int(TensorKind.TENSOR), name, dtype, tuple(shape))
         size = spec.nbytes
     except UnicodeEncodeError:
         raise FormatError(f"{where}: tensor name {name!r} is not UTF-8") from None

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from p2psync.delta.tensors import Kind, TensorSpec
-from p2psync.engines.checkpoint.file_names import check_path, is_weights
+from p2psync.delta.tensors import TensorKind, TensorSpec
+from p2psync.engines.checkpoint.file_names import check_file_name, is_weights
 from p2psync.engines.checkpoint.header import HeaderEntry, blob_spec, parse_header
 from p2psync.errors import FormatError
 
@@ -32,7 +32,10 @@ class FileOffset(NamedTuple):
 
 
 class CheckpointLayout(msgspec.Struct, frozen=True):
-    """Where everything lies. offsets: of every tensor of every kind, sorted by spec. sizes: bytes of every file."""
+    """The places of all tensors in files.
+
+    offsets: of every tensor of every kind, sorted by spec. sizes: bytes of every file.
+    """
 
     offsets: dict[TensorSpec, FileOffset]
     sizes: dict[str, int]
@@ -66,8 +69,8 @@ def compute_layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None
     _check_files(headers, files)
     if (total := sum(map(len, headers.values()))) > MAX_HEADERS_BYTES:
         raise FormatError(f"{total} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
-    offsets = {blob_spec(Kind.HEADER, path, len(data)): FileOffset(path, 0) for path, data in headers.items()}
-    offsets |= {blob_spec(Kind.FILE, path, size): FileOffset(path, 0) for path, size in files.items()}
+    offsets = {blob_spec(TensorKind.HEADER, path, len(data)): FileOffset(path, 0) for path, data in headers.items()}
+    offsets |= {blob_spec(TensorKind.FILE, path, size): FileOffset(path, 0) for path, size in files.items()}
     seen = Counter(entry.spec.name for entries in parsed.values() for entry in entries)
     names: set[str] = set()
     for path, entries in parsed.items():
@@ -82,7 +85,7 @@ def compute_layout(headers: Mapping[str, bytes], files: Mapping[str, int] | None
 
 def check_rows(specs: Iterable[TensorSpec]) -> None:
     """Raises `FormatError` if a manifest's specs have file names, kinds or sizes that no checkpoint can have."""
-    sizes = {int(kind): 0 for kind in Kind}
+    sizes = {int(kind): 0 for kind in TensorKind}
     seen: set[tuple[int, str]] = set()
     for spec in specs:
         if (spec.kind, spec.name) in seen:
@@ -91,19 +94,21 @@ def check_rows(specs: Iterable[TensorSpec]) -> None:
         if spec.kind not in sizes:
             raise FormatError(f"the manifest has {spec.name!r} of unknown kind {spec.kind}; update p2psync")
         sizes[spec.kind] += spec.nbytes
-        if spec.kind != Kind.TENSOR:
+        if spec.kind != TensorKind.TENSOR:
             if spec.dtype != "U8" or len(spec.shape) != 1:
                 raise FormatError(f"the manifest's file {spec.name!r} is not a run of bytes")
             _check_name(spec.name, spec.kind)
-    if sizes[Kind.FILE] > MAX_FILE_BYTES:
-        raise FormatError(f"{sizes[Kind.FILE]} bytes of files beside the weights are over the limit: {MAX_FILE_BYTES}")
-    if sizes[Kind.HEADER] > MAX_HEADERS_BYTES:
-        raise FormatError(f"{sizes[Kind.HEADER]} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
+    if sizes[TensorKind.FILE] > MAX_FILE_BYTES:
+        raise FormatError(
+            f"{sizes[TensorKind.FILE]} bytes of files beside the weights are over the limit: {MAX_FILE_BYTES}"
+        )
+    if sizes[TensorKind.HEADER] > MAX_HEADERS_BYTES:
+        raise FormatError(f"{sizes[TensorKind.HEADER]} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
 
 
 def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
     paths: set[str] = set()
-    for kind, names in ((Kind.HEADER, headers), (Kind.FILE, files)):
+    for kind, names in ((TensorKind.HEADER, headers), (TensorKind.FILE, files)):
         for name in names:
             _check_name(name, kind)
             if name in paths:
@@ -123,6 +128,6 @@ def _check_files(headers: Iterable[str], files: Mapping[str, int]) -> None:
 
 
 def _check_name(name: str, kind: int) -> None:
-    check_path(name)
-    if is_weights(name) != (kind == Kind.HEADER):
+    check_file_name(name)
+    if is_weights(name) != (kind == TensorKind.HEADER):
         raise FormatError(f"file {name!r} is of the wrong kind: safetensors files and only they have headers")

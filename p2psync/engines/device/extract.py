@@ -1,4 +1,4 @@
-"""Extraction on a device: finds on the device what `delta.extract` finds on a CPU.
+"""Extraction on a device: finds the changes on the device, as `delta.extract` does on a CPU.
 
 Blocks are scanned in groups of bounded bytes, as a pipeline. While the device scans group g + 1, the changes of group g
 are copied to pinned memory, and the host hands over those of group g − 1. The host waits once for each group; then the
@@ -30,7 +30,7 @@ from p2psync.engines.device.buffers import (
     StreamEvent,
     entry_bytes,
 )
-from p2psync.engines.device.finder import BlockGroup, BlockRun, ChangeFinder, TorchFinder, VersionPair, nan_bits
+from p2psync.engines.device.finder import BlockGroup, BlockRun, DeviceChangeFinder, TorchFinder, VersionPair, nan_bits
 
 #: Bytes of one version in a group; and in a group that is streamed from the host, which takes two buffers of that size.
 GROUP_BYTES, STREAMED_BYTES = 128 << 20, 32 << 20
@@ -66,7 +66,7 @@ class DeviceExtraction:
         device: torch.device,
         block_units: int,
         *,
-        finder: ChangeFinder | None = None,
+        finder: DeviceChangeFinder | None = None,
         group_bytes: int = GROUP_BYTES,
         streamed_bytes: int = STREAMED_BYTES,
         buffer_bytes: int = BUFFER_BYTES,
@@ -144,8 +144,8 @@ class DeviceExtraction:
         for pair in pairs:
             span, mine, at = block_span(pair.spec.width, self._block_units), pair.kind, 0
             while at < pair.spec.count:
-                max_units, most_blocks = self._limits(pair)
-                take = min(-(-(pair.spec.count - at) // span), (max_units - units) // span, most_blocks - blocks)
+                max_units, max_blocks = self._limits(pair)
+                take = min(-(-(pair.spec.count - at) // span), (max_units - units) // span, max_blocks - blocks)
                 if group and (mine != kind or take < 1):
                     yield group
                     group, units, blocks = [], 0, 0
@@ -252,7 +252,7 @@ class DeviceExtraction:
         return not isinstance(self._finder, TorchFinder)
 
 
-def best_finder(device: torch.device) -> ChangeFinder:
+def best_finder(device: torch.device) -> DeviceChangeFinder:
     """Returns Triton's finder on CUDA, where Triton is installed; else torch's."""
     nan = nan_bits(device)
     if device.type == "cuda":

@@ -129,7 +129,7 @@ class BlockGroup:
         return sum(run.count for run in self.block_runs)
 
 
-class ChangeFinder(Protocol):
+class DeviceChangeFinder(Protocol):
     """Finds the changes of groups."""
 
     def tiles(self, span: int, pair: VersionPair) -> int:
@@ -162,20 +162,20 @@ class TorchFinder:
         del nan  # torch rounds by itself
 
     def tiles(self, span: int, pair: VersionPair) -> int:
-        """See `ChangeFinder`: one for each block."""
+        """See `DeviceChangeFinder`: one for each block."""
         return 1
 
     def max_units(self, pair: VersionPair) -> int:
-        """See `ChangeFinder`: as many as 32-bit counts allow."""
+        """See `DeviceChangeFinder`: as many as 32-bit counts allow."""
         return 1 << 30
 
     def scan(self, group: BlockGroup, buffers: ExtractionBuffers, tiles: int) -> None:
-        """See `ChangeFinder`: counts and writes nothing."""
+        """See `DeviceChangeFinder`: counts and writes nothing."""
         for k, (old, block) in enumerate(_blocks(group)):
             torch.sum(old != _bits(block), dtype=torch.int32, dim=0, out=buffers.runs[k, 1])
 
     def collect(self, group: BlockGroup, buffers: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
-        """See `ChangeFinder`: one block after another."""
+        """See `DeviceChangeFinder`: one block after another."""
         runs[1:, 0] = np.cumsum(runs[:-1, 1])
         runs[:1, 0] = 0
         positions, olds, steps = buffers.arrays(group.width)

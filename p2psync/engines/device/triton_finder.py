@@ -1,4 +1,4 @@
-"""Finds changed units with two Triton kernels. The first reads both versions once, the second only what changed.
+"""Finds changed units with two Triton kernels. The first reads both versions once, the second only changed words.
 
 The first kernel compares 64-bit words, 4 bf16 units at a time. For each tile it lists the words that differ, in the
 tile's own slots. The second kernel reads the units of the listed words, counts the changes of its tile, reserves as
@@ -189,15 +189,15 @@ class TritonFinder:
         self._counts: torch.Tensor | None = None
 
     def tiles(self, span: int, pair: VersionPair) -> int:
-        """See `ChangeFinder`."""
+        """See `DeviceChangeFinder`."""
         return -(-span // (TILE_WORDS * units_of_word(pair)))
 
     def max_units(self, pair: VersionPair) -> int:
-        """See `ChangeFinder`: as many as the list of words holds."""
+        """See `DeviceChangeFinder`: as many as the list of words holds."""
         return _GROUP_WORDS * units_of_word(pair)
 
     def scan(self, group: BlockGroup, buffers: ExtractionBuffers, tiles: int) -> None:
-        """See `ChangeFinder`: two launches, and the upload of their table."""
+        """See `DeviceChangeFinder`: two launches, and the upload of their table."""
         blocks, pack = group.blocks, units_of_word(group.block_runs[0].pair)
         if self._words is None or self._counts is None:
             device, slots = buffers.runs.device, _GROUP_WORDS + MAX_GROUP_BLOCKS * TILE_WORDS
@@ -241,7 +241,7 @@ class TritonFinder:
         )
 
     def collect(self, group: BlockGroup, buffers: ExtractionBuffers, runs: NDArray[np.int32]) -> None:
-        """See `ChangeFinder`: does nothing, since `scan` has written the changes."""
+        """See `DeviceChangeFinder`: does nothing, since `scan` has written the changes."""
 
 
 def units_of_word(pair: VersionPair) -> int:

@@ -26,7 +26,7 @@ DEVICE_BYTES = 4 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class UnitSelection:
+class TensorSelection:
     """Selected units of a tensor: of [start, start + count), those at rising offsets `positions` (None: all).
 
     bits: the live tensor as integers (`SIGNED`), of any shape and strides.
@@ -56,12 +56,12 @@ class SelectionGroup:
     device. entries: number of values.
     """
 
-    selections: Sequence[UnitSelection]
+    selections: Sequence[TensorSelection]
     firsts: Sequence[tuple[int, int]]
     positions: torch.Tensor
     entries: int
 
-    def slices(self) -> Iterator[tuple[UnitSelection, torch.Tensor | None, slice]]:
+    def slices(self) -> Iterator[tuple[TensorSelection, torch.Tensor | None, slice]]:
         """Yields each selection, its positions on the device, and its slice of the values."""
         for selection, (where, first) in zip(self.selections, self.firsts, strict=True):
             at = None if where < 0 else self.positions[where : where + selection.entries]
@@ -73,7 +73,7 @@ class SelectionGroup:
 GroupMove = Callable[[SelectionGroup, torch.Tensor], Callable[[], None]]
 
 
-def gather_units(selections: Sequence[UnitSelection]) -> list[Units]:
+def gather_units(selections: Sequence[TensorSelection]) -> list[Units]:
     """Returns copies of the selected units, one array for each selection. The tensors must not change meanwhile."""
     found: list[Units] = []
     with torch.inference_mode():
@@ -90,7 +90,7 @@ def gather_units(selections: Sequence[UnitSelection]) -> list[Units]:
 
 
 def prepare_unit_writes(
-    selections: Sequence[UnitSelection], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
+    selections: Sequence[TensorSelection], values: Sequence[Units], *, device_bytes: int = DEVICE_BYTES
 ) -> list[Callable[[], None]]:
     """Copies to the devices what writing `values` to the selections needs; the returned calls only write.
 
@@ -118,7 +118,7 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _prepare_group(selections: Sequence[UnitSelection], values: Sequence[Units]) -> Callable[[], None]:
+def _prepare_group(selections: Sequence[TensorSelection], values: Sequence[Units]) -> Callable[[], None]:
     with torch.inference_mode():
         group = _make_group(selections)
         bits = selections[0].bits
@@ -129,7 +129,7 @@ def _prepare_group(selections: Sequence[UnitSelection], values: Sequence[Units])
         return _in_inference_mode(_gather_and_scatter(selections[0])[1](group, host.to(bits.device, non_blocking=True)))
 
 
-def _write_from_host(selections: Sequence[UnitSelection], values: Sequence[Units]) -> None:
+def _write_from_host(selections: Sequence[TensorSelection], values: Sequence[Units]) -> None:
     _prepare_group(selections, values)()
 
 
@@ -141,16 +141,16 @@ def _in_inference_mode(write: Callable[[], None]) -> Callable[[], None]:
     return in_inference_mode
 
 
-def _device_bytes(selection: UnitSelection) -> int:
+def _device_bytes(selection: TensorSelection) -> int:
     """Returns the bytes that a selection takes on its device."""
     return selection.entries * (selection.bits.element_size() + 4 * (selection.positions is not None))
 
 
 def _split_dense(
-    selections: Sequence[UnitSelection], values: Sequence[Units]
-) -> tuple[list[UnitSelection], list[Units]]:
+    selections: Sequence[TensorSelection], values: Sequence[Units]
+) -> tuple[list[TensorSelection], list[Units]]:
     """Splits dense selections so that none is larger than a group."""
-    cut: list[tuple[UnitSelection, Units]] = []
+    cut: list[tuple[TensorSelection, Units]] = []
     for selection, units in zip(selections, values, strict=True):
         most = GROUP_BYTES // selection.bits.element_size()
         if selection.positions is not None or selection.count <= most or not selection.bits.is_contiguous():
@@ -158,13 +158,13 @@ def _split_dense(
             continue
         for k in range(0, selection.count, most):
             part = units[k : k + most]
-            cut.append((UnitSelection(selection.bits, selection.start + k, part.size, None), part))
+            cut.append((TensorSelection(selection.bits, selection.start + k, part.size, None), part))
     return [selection for selection, _ in cut], [units for _, units in cut]
 
 
-def _batches(selections: Sequence[UnitSelection]) -> Iterator[Sequence[UnitSelection]]:
+def _batches(selections: Sequence[TensorSelection]) -> Iterator[Sequence[TensorSelection]]:
     """Yields consecutive selections of one kind, of bounded bytes."""
-    part: list[UnitSelection] = []
+    part: list[TensorSelection] = []
     size = 0
     for selection in selections:
         cost = _device_bytes(selection)
@@ -178,7 +178,7 @@ def _batches(selections: Sequence[UnitSelection]) -> Iterator[Sequence[UnitSelec
         yield part
 
 
-def _make_group(selections: Sequence[UnitSelection]) -> SelectionGroup:
+def _make_group(selections: Sequence[TensorSelection]) -> SelectionGroup:
     """Makes a group: copies the positions of its selections to their device."""
     device = selections[0].bits.device
     sparse = [selection.positions for selection in selections if selection.positions is not None]
@@ -198,7 +198,7 @@ def _pinned(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor
     return torch.empty(size, dtype=dtype, pin_memory=device.type == "cuda")
 
 
-def _gather_and_scatter(selection: UnitSelection) -> tuple[GroupMove, GroupMove]:
+def _gather_and_scatter(selection: TensorSelection) -> tuple[GroupMove, GroupMove]:
     """Returns the functions that gather and scatter selections of this kind."""
     if selection.bits.is_cuda and selection.bits.is_contiguous():
         try:
@@ -247,7 +247,7 @@ def _torch_scatter(group: SelectionGroup, values: torch.Tensor) -> None:
             window.index_put_((at,), values[piece])
 
 
-def _unravel(selection: UnitSelection, at: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+def _unravel(selection: TensorSelection, at: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
     device = selection.bits.device
     flat = torch.arange(selection.count, device=device) if at is None else at.long()
     return tuple(torch.unravel_index(flat + selection.start, selection.bits.shape))

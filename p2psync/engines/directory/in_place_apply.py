@@ -25,7 +25,7 @@ from p2psync.delta.algebra import apply_block, apply_with_digest
 from p2psync.delta.block import Block, block_count, block_range
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_from_bytes, digest_units
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.engines.base import ChunkBytes, ChunkReader, PathStep
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.layout import EMPTY_LAYOUT, CheckpointLayout, compute_layout
@@ -45,7 +45,7 @@ class LocalTensors:
         """checkpoints: the first one that holds a tensor is used."""
         self._checkpoints = checkpoints
 
-    def find(self, row: Row) -> Checkpoint | None:
+    def find(self, row: TableRow) -> Checkpoint | None:
         """Returns a checkpoint that holds exactly the row's bits, or None. Reads and digests the tensor.
 
         Also finds the undamaged tensors of a checkpoint that was damaged since it was opened.
@@ -74,7 +74,9 @@ class StepApplier:
         self._local_rows: dict[int, Checkpoint] = {}
         if manifest.base is None:
             self._local_rows = {i: cp for i, row in enumerate(self.rows) if (cp := local.find(row)) is not None}
-        self._old_headers = {i: self._old_header(i) for i, row in enumerate(self.rows) if row.spec.kind == Kind.HEADER}
+        self._old_headers = {
+            i: self._old_header(i) for i, row in enumerate(self.rows) if row.spec.kind == TensorKind.HEADER
+        }
         self._headers = {i: bits.copy() for i, bits in self._old_headers.items()}
         self._covered_starts: dict[int, set[int]] = {i: set() for i in self._filled_from_zeros()}
         self._header_chunks = self._chunks_of(self._headers)
@@ -101,7 +103,7 @@ class StepApplier:
         return frozenset(self._header_chunks)
 
     def read_headers(self, chunk: int, data: ChunkBytes) -> None:
-        """Before `ready`: reads the headers in a chunk. The chunk itself must be applied once `ready`."""
+        """Reads the headers in a chunk; to be called before `ready`. The chunk itself must be applied once `ready`."""
         if chunk in self._header_chunks:
             for block in self._decode(data):
                 if block.row in self._headers and block.row not in self._local_rows:
@@ -112,7 +114,7 @@ class StepApplier:
         """Rebuilds the files once all headers are known. Raises `EngineError`, `FormatError`."""
         after = {row.spec for row in self.rows if row.after}
         headers = {self.rows[i].spec.name: bits.tobytes() for i, bits in self._headers.items() if self.rows[i].after}
-        files = {spec.name: spec.count for spec in after if spec.kind == Kind.FILE}
+        files = {spec.name: spec.count for spec in after if spec.kind == TensorKind.FILE}
         plan = compute_layout(headers, files)
         if plan.offsets.keys() != after:
             wrong = next(iter(plan.offsets.keys() ^ after))
@@ -158,7 +160,7 @@ class StepApplier:
         return change, changed, covered
 
     def finish(self) -> Checkpoint:
-        """After the last chunk: adds the digest of blocks that stayed zeros; returns the writable checkpoint."""
+        """Finishes after the last chunk: adds the digest of blocks left zero; returns the writable checkpoint."""
         assert self._target is not None
         self._target.verify()
         for index, starts in self._covered_starts.items():
@@ -202,7 +204,7 @@ class StepApplier:
         return [
             i
             for i, row in enumerate(self.rows)
-            if row.after and not row.before and row.spec.kind != Kind.HEADER and i not in self._local_rows
+            if row.after and not row.before and row.spec.kind != TensorKind.HEADER and i not in self._local_rows
         ]
 
     def _chunks_of(self, rows: dict[int, Units]) -> set[int]:
@@ -296,7 +298,7 @@ class PathApplier:
                 self._waiting[step] += wanted
 
     def advance(self) -> None:
-        """Does what needs no further chunk: steps without chunks, layouts whose headers are known."""
+        """Applies everything that needs no further chunk: steps without chunks, layouts whose headers are known."""
         with self._mark_broken_on_error():
             self._advance()
 

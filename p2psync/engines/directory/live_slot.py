@@ -84,7 +84,7 @@ class LiveSlot:
             self.settle()
 
     def settle(self) -> None:
-        """Decides by digests what is live: the live slot, or else the other one, or else nothing."""
+        """Chooses the live slot by digests: the recorded one, else the other one, else none."""
         live, was = self.state.live, self.position
         assert live is not None and was is not None
         wrong: list[str] = []

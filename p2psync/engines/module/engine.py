@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 from p2psync.delta.digest import digest_bytes, digest_from_bytes, digest_units
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.base import ChunkBytes, CommitResult, PathStep, Position
 from p2psync.engines.checkpoint.file_names import is_weights
 from p2psync.engines.checkpoint.header import blob_spec, canonical_header
@@ -274,4 +274,4 @@ class ModuleEngine:
 
 
 def _blob_spec(path: str, data: bytes) -> TensorSpec:
-    return blob_spec(Kind.HEADER if is_weights(path) else Kind.FILE, path, len(data))
+    return blob_spec(TensorKind.HEADER if is_weights(path) else TensorKind.FILE, path, len(data))

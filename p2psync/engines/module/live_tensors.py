@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from p2psync.delta.algebra import gather, scatter
 from p2psync.delta.block import Block
 from p2psync.delta.digest import digest_units
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.device import unit_transfer as unit_transfer
 from p2psync.engines.device.buffers import SIGNED
-from p2psync.engines.device.unit_transfer import UnitSelection
+from p2psync.engines.device.unit_transfer import TensorSelection
 from p2psync.errors import EngineError
 
 __all__ = [
@@ -166,10 +166,10 @@ class DeviceTensor:
         return digest_units(spec, self.units())
 
     def gather(self, start: int, count: int, positions: Positions) -> Units:
-        return unit_transfer.gather_units([UnitSelection(self._bits, start, count, positions)])[0]
+        return unit_transfer.gather_units([TensorSelection(self._bits, start, count, positions)])[0]
 
     def prepare(self, start: int, count: int, positions: Positions, values: Units) -> Callable[[], None]:
-        writes = unit_transfer.prepare_unit_writes([UnitSelection(self._bits, start, count, positions)], [values])
+        writes = unit_transfer.prepare_unit_writes([TensorSelection(self._bits, start, count, positions)], [values])
 
         def write() -> None:
             for part in writes:
@@ -179,7 +179,7 @@ class DeviceTensor:
 
 
 def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(int(Kind.TENSOR), name, _DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
+    return TensorSpec(int(TensorKind.TENSOR), name, _DTYPES.get(tensor.dtype, str(tensor.dtype)), tuple(tensor.shape))
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

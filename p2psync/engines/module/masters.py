@@ -1,4 +1,4 @@
-"""Rounds fp32 master weights to the bf16 bits that are published: whole, or block by block beside the old bits."""
+"""Rounds fp32 master weights to the bf16 bits that are published: whole, or block by block with the old bits."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from p2psync.delta.block import Block
 from p2psync.delta.container import iter_chunk
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_from_bytes, digest_units
 from p2psync.delta.kernels.unit_loops import address, scatter_runs
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.engines.base import ChunkBytes, PathStep
-from p2psync.engines.device.unit_transfer import DEVICE_BYTES, UnitSelection, gather_units, prepare_unit_writes
+from p2psync.engines.device.unit_transfer import DEVICE_BYTES, TensorSelection, gather_units, prepare_unit_writes
 from p2psync.engines.module.live_tensors import LiveTensor, Positions
 from p2psync.engines.module.misfit import describe_misfit
 from p2psync.errors import EngineError, MisfitError
@@ -143,16 +143,16 @@ class ModuleStaging:
         self.blobs = {
             row.spec: self._old_blobs[row.spec] if row.before or row.spec in self._live_rows else _zeros(row.spec)
             for row in rows
-            if row.after and row.spec.kind != Kind.TENSOR
+            if row.after and row.spec.kind != TensorKind.TENSOR
         }
 
-    def _find_live_rows(self, rows: Sequence[Row]) -> None:
+    def _find_live_rows(self, rows: Sequence[TableRow]) -> None:
         """Finds, by digest, the anchor's rows that are live already, and makes a buffer for each other tensor."""
         for row in rows:
             live = self._live_digest(row.spec) if row.digest else None
             if live is not None and digest_bytes(live) == row.digest:
                 self._live_rows[row.spec] = digest_from_bytes(row.digest)
-            elif row.spec.kind == Kind.TENSOR:
+            elif row.spec.kind == TensorKind.TENSOR:
                 self._buffers[row.spec] = _zeros(row.spec)
         live_indices = {index for index, row in enumerate(rows) if row.spec in self._live_rows}
         manifest = self._path[0].manifest
@@ -190,16 +190,16 @@ class ModuleStaging:
         blocks = iter_chunk(data, rows, manifest.block_units, self._base_units)
         return [(b, self._host_change(rows[b.row].spec, b) if self._is_final(rows[b.row]) else None) for b in blocks]
 
-    def _is_final(self, row: Row) -> bool:
+    def _is_final(self, row: TableRow) -> bool:
         """Returns whether a block of this row can become a change when it is decoded."""
-        alone = len(self._path) == 1 and not self.from_anchor and row.after and row.spec.kind == Kind.TENSOR
+        alone = len(self._path) == 1 and not self.from_anchor and row.after and row.spec.kind == TensorKind.TENSOR
         return alone and self._tensors[row.spec].device_bits is None
 
-    def _take_block(self, row: Row, block: Block) -> None:
+    def _take_block(self, row: TableRow, block: Block) -> None:
         spec = row.spec
         if not row.after or (self.from_anchor and not self._step and spec in self._live_rows):
             return
-        if spec.kind != Kind.TENSOR:
+        if spec.kind != TensorKind.TENSOR:
             self._copy_before_write(spec)
             apply_block(self.blobs[spec], block)
             self.changed += block.changed
@@ -272,7 +272,7 @@ class ModuleStaging:
         """Returns the base bits of a row in this step. They are valid outside of blocks that were applied already."""
         row = self._path[self._step].manifest.rows()[index]
         spec = row.spec
-        if spec.kind != Kind.TENSOR:
+        if spec.kind != TensorKind.TENSOR:
             return self._old_blobs[spec] if row.before else _zeros(spec)
         if self.from_anchor:
             return self._buffers.get(spec, self._tensors[spec].units())
@@ -319,7 +319,7 @@ def prepare_change_writes(
     selections, theirs = [], []
     for c, bits in zip(changes, values, strict=True):
         if c.tensor.device_bits is not None:
-            selections.append(UnitSelection(c.tensor.device_bits, c.start, c.count, c.positions))
+            selections.append(TensorSelection(c.tensor.device_bits, c.start, c.count, c.positions))
             theirs.append(bits)
     return direct + prepare_unit_writes(selections, theirs, device_bytes=device_bytes)
 
@@ -372,9 +372,9 @@ def _scatter(kept: Sequence[Units], spans: NDArray[np.int64], positions: NDArray
     scatter_runs(spans, positions, values)
 
 
-def _selection(tensor: LiveTensor, block: Block) -> UnitSelection:
+def _selection(tensor: LiveTensor, block: Block) -> TensorSelection:
     assert tensor.device_bits is not None
-    return UnitSelection(tensor.device_bits, block.start, block.count, block.positions)
+    return TensorSelection(tensor.device_bits, block.start, block.count, block.positions)
 
 
 def _zeros(spec: TensorSpec) -> Units:
@@ -388,7 +388,7 @@ def _digest_gain(blobs: Mapping[TensorSpec, Units], before: Mapping[TensorSpec, 
 
 
 def _check_tensors(step: PathStep, tensors: Mapping[TensorSpec, LiveTensor]) -> None:
-    rows = [row for row in step.manifest.rows() if row.spec.kind == Kind.TENSOR]
+    rows = [row for row in step.manifest.rows() if row.spec.kind == TensorKind.TENSOR]
     theirs = {row.spec for row in rows if row.after}
     if theirs != tensors.keys():
         raise MisfitError(

@@ -16,7 +16,7 @@ _RELATIONS_KEPT = 4096
 
 
 class Relation(Enum):
-    """How the second of two views shares bytes with the first."""
+    """The relation of the bytes of a second view to those of a first one."""
 
     APART = auto()
     INSIDE = auto()

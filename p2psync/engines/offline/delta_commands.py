@@ -21,7 +21,7 @@ import msgspec
 from p2psync.delta.block import Block
 from p2psync.delta.container import PROFILES
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_units
-from p2psync.delta.tensors import Kind, Row, TensorSpec, Units
+from p2psync.delta.tensors import TableRow, TensorKind, TensorSpec, Units
 from p2psync.engines.base_free import make_base_free, needs_base
 from p2psync.engines.checkpoint.file_names import SAFETENSORS
 from p2psync.engines.checkpoint.files import Checkpoint, files_signature
@@ -175,7 +175,7 @@ def apply(
         digest=manifest.digest.hex(),
         model_bytes=plan.nbytes,
         files=len(plan.sizes),
-        tensors=sum(spec.kind == Kind.TENSOR for spec in plan.offsets),
+        tensors=sum(spec.kind == TensorKind.TENSOR for spec in plan.offsets),
         changed=manifest.changed,
         seconds=seconds,
         gb_per_second=_rate(plan.nbytes, seconds),
@@ -226,7 +226,7 @@ def invert(
 def _derive(
     paths: Sequence[Path],
     out: Path,
-    derive: Callable[[Sequence[DeltaReader]], tuple[list[Row], Iterator[Block]]],
+    derive: Callable[[Sequence[DeltaReader]], tuple[list[TableRow], Iterator[Block]]],
     base: Path | None,
     *,
     force: bool,
@@ -263,9 +263,14 @@ def _derive(
 
 
 def _encode(
-    sink: ChunkSink, rows: Sequence[Row], profile: str, before: Checkpoint, after: Checkpoint, progress: ReportProgress
+    sink: ChunkSink,
+    rows: Sequence[TableRow],
+    profile: str,
+    before: Checkpoint,
+    after: Checkpoint,
+    progress: ReportProgress,
 ) -> tuple[Encoding, int]:
-    """Encodes every row; returns the encoding, and the digest of `before`, computed beside it."""
+    """Encodes every row; returns the encoding, and the digest of `before`, computed on the way."""
     total, done, sums = sum(row.spec.nbytes for row in rows), 0, [0]
 
     def add(part: int) -> None:
@@ -345,7 +350,7 @@ def _described(path: Path) -> InfoReport:
         rows = manifest.rows()
     offline = manifest.run == OFFLINE_RUN
     size = path.stat().st_size
-    weights = [row for row in rows if row.spec.kind == Kind.TENSOR]
+    weights = [row for row in rows if row.spec.kind == TensorKind.TENSOR]
     stored = [row.spec for row in rows if row.after]
     # A safetensors file is its header and its tensors, without gaps: this is the size of all files.
     model = sum(spec.nbytes for spec in stored)
@@ -364,7 +369,7 @@ def _described(path: Path) -> InfoReport:
         chunks=manifest.chunks,
         block_units=manifest.block_units,
         model_bytes=model,
-        files=sum(spec.kind != Kind.TENSOR for spec in stored),
+        files=sum(spec.kind != TensorKind.TENSOR for spec in stored),
         tensors=sum(row.after for row in weights),
         added=sum(row.after and not row.before for row in weights),
         removed=sum(row.before and not row.after for row in weights),
@@ -376,7 +381,7 @@ def _described(path: Path) -> InfoReport:
     )
 
 
-def _offsets(rows: Sequence[Row]) -> list[int]:
+def _offsets(rows: Sequence[TableRow]) -> list[int]:
     """Returns for each row the bytes of all rows before it."""
     offsets, total = [], 0
     for row in rows:

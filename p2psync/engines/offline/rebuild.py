@@ -23,7 +23,7 @@ import numpy as np
 from p2psync.delta import algebra
 from p2psync.delta.block import Block, block_span
 from p2psync.delta.digest import MODULUS, digest_bytes, digest_change, digest_units
-from p2psync.delta.tensors import Kind, Row, Units
+from p2psync.delta.tensors import TableRow, TensorKind, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.checkpoint.layout import CheckpointLayout, check_rows, compute_layout
 from p2psync.engines.compose import iter_blocks
@@ -45,7 +45,7 @@ _ALREADY = "{} is what {} leads to already: there is nothing to apply"
 class _Window:
     """Consecutive whole blocks of one tensor: units [start, start + count). blocks: those of them that change."""
 
-    row: Row
+    row: TableRow
     start: int
     count: int
     blocks: list[Block]
@@ -109,10 +109,10 @@ def check_base_table(base: Checkpoint, delta: DeltaFile) -> None:
     if held == {row.spec for row in rows if row.after} and base.digest() == delta.manifest.digest:
         raise BaseMismatchError(_ALREADY.format(base.root, delta.path))
     odd = min(wanted ^ held)
-    what = f"{odd.dtype} of shape {list(odd.shape)}" if odd.kind == Kind.TENSOR else f"{odd.count} bytes"
+    what = f"{odd.dtype} of shape {list(odd.shape)}" if odd.kind == TensorKind.TENSOR else f"{odd.count} bytes"
     raise BaseMismatchError(
         f"{base.root} is not the base of {delta.path}: {'only the base' if odd in wanted else 'it'} has a "
-        f"{Kind(odd.kind).name.lower()} {odd.name!r} of {what}; apply it to the checkpoint that it was made from"
+        f"{TensorKind(odd.kind).name.lower()} {odd.name!r} of {what}; apply it to the checkpoint that it was made from"
     )
 
 
@@ -135,19 +135,19 @@ def _compute_new_layout(
     rows = delta.manifest.rows()
     after = [row.spec for row in rows if row.after]
     check_rows(after)
-    sizes = [row.spec.count for row in rows if row.spec.kind == Kind.HEADER and row.after]
+    sizes = [row.spec.count for row in rows if row.spec.kind == TensorKind.HEADER and row.after]
     if sum(sizes) > MAX_HEADERS_BYTES:
         raise FormatError(f"{delta.path}: {sum(sizes)} bytes of headers are over the limit of {MAX_HEADERS_BYTES}")
     headers: dict[str, bytes] = {}
     sums = _DigestSums()
     for index, row in enumerate(rows):
-        if row.spec.kind != Kind.HEADER:
+        if row.spec.kind != TensorKind.HEADER:
             break
         units = np.array(base.units(row.spec)) if row.before else np.zeros(row.spec.count, row.spec.unit)
         sums.add(_apply_window(_Window(row, 0, row.spec.count, blocks.until(index, row.spec.count)), units))
         if row.after:
             headers[row.spec.name] = units.tobytes()
-    plan = compute_layout(headers, {spec.name: spec.count for spec in after if spec.kind == Kind.FILE})
+    plan = compute_layout(headers, {spec.name: spec.count for spec in after if spec.kind == TensorKind.FILE})
     if set(plan.offsets) != set(after):
         odd = min(set(plan.offsets).symmetric_difference(after))
         raise FormatError(f"{delta.path}: its headers do not describe its tensors: {odd.name!r}")
@@ -158,9 +158,9 @@ def _compute_new_layout(
     return plan, headers, sums
 
 
-def _windows(rows: Sequence[Row], blocks: _BlockReader, block_units: int) -> Iterator[_Window]:
+def _windows(rows: Sequence[TableRow], blocks: _BlockReader, block_units: int) -> Iterator[_Window]:
     for index, row in enumerate(rows):
-        if row.spec.kind == Kind.HEADER:
+        if row.spec.kind == TensorKind.HEADER:
             continue
         width, count = row.spec.width, row.spec.count
         span = block_span(width, block_units)
@@ -236,7 +236,7 @@ class _BlockReader:
         return taken
 
 
-def _old_units(base: Checkpoint, rows: Sequence[Row]) -> Callable[[int], Units]:
+def _old_units(base: Checkpoint, rows: Sequence[TableRow]) -> Callable[[int], Units]:
     def units(index: int) -> Units:
         if not rows[index].before:
             raise FormatError(f"it asks for old bits of {rows[index].spec.name}, which has none")

@@ -52,7 +52,7 @@ class EngineControls(Protocol):
         """Returns the status of each rank; see `P2PSyncWeightTransferEngine.status`."""
 
     async def pause(self, *, clear: bool) -> None:
-        """Pauses generation and keeps running requests. clear: also drop what was computed from the weights."""
+        """Pauses generation and keeps running requests. clear: also drop caches computed from the weights."""
 
     async def commit(self, version: int) -> None:
         """Makes the staged version live. Raises if it did not."""
@@ -283,7 +283,7 @@ class Conductor:
             if not self._recompute:
                 await self._controls.reset_encoder_cache()
         except Exception as error:
-            await self._status()  # raises if nobody knows what is live; the engine then stays paused
+            await self._status()  # raises if the live version is not known; the engine then stays paused
             await self._resume(None)
             raise EngineError(f"version {version} was not made live: {error}") from error
         except BaseException:

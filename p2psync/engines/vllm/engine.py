@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from p2psync.delta.tensors import Kind, TensorSpec, Units
+from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.module.engine import ModuleEngine
 from p2psync.engines.module.staging import TensorChange, prepare_change_writes
 from p2psync.engines.module.writer import Write, write_back
@@ -58,7 +58,7 @@ class LiveEngine(ModuleEngine):
     def units(self, spec: TensorSpec) -> Units:
         """See `Engine.units`: with one rank the live bits, with several the mirror (see `scrub`)."""
         units = super().units(spec)
-        if self._ranks.size > 1 or spec.kind != Kind.TENSOR:
+        if self._ranks.size > 1 or spec.kind != TensorKind.TENSOR:
             return units
         live = units.copy()
         self._ranks.writer.gather_into(self._numbers[spec], live)
@@ -75,7 +75,7 @@ class LiveEngine(ModuleEngine):
     def _check_live(self) -> bool:
         intact = self._ranks.is_intact()
         if not intact:
-            self._refuse("live weights are not what was committed: memory is at fault, or something else wrote them")
+            self._refuse("live weights are not the committed ones: memory is at fault, or something else wrote them")
         return intact
 
     def _prepare(self, changes: Sequence[TensorChange], values: Sequence[Units], undo: Sequence[Units]) -> list[Write]:

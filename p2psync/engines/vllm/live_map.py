@@ -21,7 +21,7 @@ class PlacedPiece(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LiveMap(msgspec.Struct, frozen=True):
-    """Where the tensors of a checkpoint lie on one rank.
+    """The places of a checkpoint's tensors on one rank.
 
     tensors: the checkpoint's tensors, sorted. held: for each of them its pieces on this rank. parameters: the names of
     the parameters, by number. constant: number of live units that come from no tensor, such as padding.

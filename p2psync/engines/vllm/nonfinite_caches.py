@@ -3,7 +3,7 @@
 Infinite or NaN weights produce such keys and values, and they stay in the cache: a freed block is overwritten later,
 but attention also reads the slots of a block that no token has filled yet, with weight 0, and 0 times NaN is NaN. So a
 finite version after a non-finite one would still answer with NaN, though its weights are exact. The rank writers count
-non-finite weights, beside generation; the cache is read only after a version that had some.
+non-finite weights, during generation; the cache is read only after a version that had some.
 """
 
 from __future__ import annotations

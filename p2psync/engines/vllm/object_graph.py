@@ -49,7 +49,7 @@ class Leaf(NamedTuple):
 
 
 class Holder:
-    """An object that holds others, and what it held at the last `refresh`."""
+    """An object that holds others, and those that it held at the last `refresh`."""
 
     __slots__ = ("_table", "_values", "object", "path")
 
@@ -67,7 +67,7 @@ class Holder:
         return len(now) != len(self._values) or not all(map(is_, now, self._values))
 
     def refresh(self) -> list[tuple[str, object]]:
-        """Returns what it holds now, with paths; `changed` compares with this from here on."""
+        """Returns the objects that it holds now, with paths; `changed` compares with this from here on."""
         self._values = self._contents()
         return [(f"{self.path}{name}", value) for name, value in _children(self.object)]
 
@@ -86,7 +86,7 @@ class ObjectGraph:
         self.leaves: list[Leaf] = list(self._follow([("", root)]))
 
     def new_leaves(self) -> list[Leaf]:
-        """Refreshes holders that changed and returns their leaves; adds what they hold to the graph."""
+        """Refreshes holders that changed and returns their leaves; adds their objects to the graph."""
         changed = [holder for holder in self.holders if holder.changed()]
         return list(self._follow([child for holder in changed for child in holder.refresh()]))
 
@@ -130,7 +130,7 @@ _WITHOUT_TABLE = (*_FIXED, types.FunctionType, functools.partial, list, set, deq
 
 
 def _children(holder: object) -> Iterator[tuple[str, object]]:
-    """Yields what an object holds, by name. A snapshot, since another thread may be computing."""
+    """Yields the objects that an object holds, by name. A snapshot, since another thread may be computing."""
     if isinstance(holder, dict):
         for key, value in list(holder.items()):
             if key != KV_CACHE_ATTRIBUTE:

@@ -1,4 +1,4 @@
-"""Writes one rank's part of a version: checks it against the live bits beside generation, writes it in the pause."""
+"""Writes one rank's part of a version: checks it against the live bits during generation, writes it in the pause."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from p2psync.delta.digest import MODULUS, digest_change, digest_units
 from p2psync.delta.tensors import TensorSpec, Units
 from p2psync.engines.device import unit_transfer as unit_transfer
-from p2psync.engines.device.unit_transfer import UnitSelection
+from p2psync.engines.device.unit_transfer import TensorSelection
 from p2psync.engines.module.live_tensors import live_tensor, torch_dtype
 from p2psync.engines.module.staging import TensorChange, group_change_writes
 from p2psync.engines.module.writer import AtomicWriter, Write, write_back
@@ -129,7 +129,7 @@ class RankWriter:
         self._changes, self._writes, self._digest_gain, self._nonfinite_gain = [], [], 0, 0
 
     def is_intact(self) -> bool:
-        """Returns whether every mapped live unit, and every copy, is what was loaded or written last. Reads all."""
+        """Returns whether every mapped live unit, and every copy, holds the bits loaded or written last. Reads all."""
         return self._digest_all() == self._expected_digest and (self._derived is None or self._derived.is_intact())
 
     def gather_into(self, tensor: int, units: Units) -> None:
@@ -163,7 +163,7 @@ class RankWriter:
     def _gather(self, changes: Sequence[TensorChange]) -> Iterator[Units]:
         """Returns the live bits at the changes, in order."""
         selections = [
-            UnitSelection(c.tensor.device_bits, c.start, c.count, c.positions)
+            TensorSelection(c.tensor.device_bits, c.start, c.count, c.positions)
             for c in changes
             if c.tensor.device_bits is not None
         ]

@@ -1,7 +1,7 @@
 """Keeps the ranks of one engine in step: all of them write a version in the same pause, or none does.
 
 Rank 0 has the node and decodes. It sends the edits to a thread of each other rank, over a process group of their own,
-beside generation. Each rank checks them against its live bits and prepares its writes. In the pause vLLM calls the main
+during generation. Each rank checks them against its live bits and prepares its writes. In the pause vLLM calls the main
 threads of all ranks together; these agree over a second group on what to write, and then on whether all could.
 """
 
@@ -68,15 +68,15 @@ class EngineRanks:
         dist.all_gather(found, padded, group=self._pause_group)
         return [decode(part[: int(size)].numpy().tobytes()) for part, size in zip(found, sizes, strict=True)]
 
-    # ---- beside generation -----------------------------------------------------------------------------------------
+    # ---- during generation -----------------------------------------------------------------------------------------
 
     def prepare(self, edits: Sequence[Edit]) -> None:
-        """At rank 0: makes all ranks prepare the edits. Raises `EngineError` if one of them cannot."""
+        """Makes all ranks prepare the edits; at rank 0. Raises `EngineError` if one of them cannot."""
         self._send(_RankCommand.PREPARE, edits)
         self._run_and_agree(lambda: self.writer.prepare(edits))
 
     def is_intact(self) -> bool:
-        """At rank 0: returns whether the live bits of all ranks are what was written last."""
+        """Returns, at rank 0, whether the live bits of all ranks are those written last."""
         self._send(_RankCommand.SCRUB)
         try:
             self._run_and_agree(self._check_intact)
@@ -85,11 +85,11 @@ class EngineRanks:
         return True
 
     def stop(self) -> None:
-        """At rank 0: ends the other ranks' threads."""
+        """Ends the other ranks' threads; at rank 0."""
         self._send(_RankCommand.STOP)
 
     def follow(self, on_trouble: Callable[[str], None]) -> threading.Thread:
-        """At the other ranks: starts a thread that runs rank 0's commands until it stops or is gone."""
+        """Starts, at the other ranks, a thread that runs rank 0's commands until rank 0 stops or is gone."""
         thread = threading.Thread(target=self._follow, args=(on_trouble,), name="p2psync-rank", daemon=True)
         thread.start()
         return thread

@@ -1,9 +1,9 @@
-"""Versions on the requests of a vLLM server: a face in front of it that knows what it runs.
+"""Versions on the requests of a vLLM server: a proxy in front of it that knows the live version.
 
-    python face.py --server http://127.0.0.1:8000 --join http://TRAINER:7070 --trust ed25519:… --port 8001
+    python version_proxy.py --server http://127.0.0.1:8000 --join http://TRAINER:7070 --trust ed25519:… --port 8001
 
 With --join the server is told to join the run, and is conducted from here, over its own routes: it was started with
-VLLM_SERVER_DEV_MODE=1, and only this face, which passes on nothing but /v1/, is to be reached from elsewhere. Without
+VLLM_SERVER_DEV_MODE=1, and only this proxy, which passes on nothing but /v1/, is to be reached from elsewhere. Without
 --join the server conducts itself (VLLM_PLUGINS=p2psync). It goes on until SIGTERM or Ctrl-C.
 """
 
@@ -38,10 +38,10 @@ async def run(args: argparse.Namespace) -> None:
             await stack.enter_async_context(conducting(controls, on_commit=told))
             status = controls.status
         engine = await stack.enter_async_context(ProxyEngine(args.server))
-        face = RolloutServer(EngineVersion(status), engine)
-        stack.push_async_callback(face.stop)
-        port = await face.start(args.host, args.port)
-        print(f"the face is at http://{args.host}:{port}", flush=True)
+        proxy = RolloutServer(EngineVersion(status), engine)
+        stack.push_async_callback(proxy.stop)
+        port = await proxy.start(args.host, args.port)
+        print(f"the proxy is at http://{args.host}:{port}", flush=True)
         await ended.wait()
 
 

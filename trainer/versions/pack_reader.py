@@ -33,6 +33,6 @@ def held_chunks(pack: Pack) -> Iterator[bytes]:
 
 
 def pack_name(pack: Pack) -> str:
-    """Returns what a pack holds, in words."""
+    """Returns a description of a pack's version."""
     m = pack.manifest
     return f"the anchor of version {m.version}" if m.base is None else f"the delta {m.base} → {m.version}"
