@@ -13,7 +13,7 @@ from p2psync.cli.bench_relay import relay
 from p2psync.cli.bench_rl import rl
 from p2psync.cli.bench_swarm import swarm
 
-app = typer.Typer(help="Measure, beside the limit and beside others.", no_args_is_help=True)
+app = typer.Typer(help="Measure p2psync against bounds and other systems.", no_args_is_help=True)
 app.command("swarm")(swarm)
 app.command("relay")(relay)
 app.command("pause")(pause)
@@ -23,7 +23,7 @@ app.command("codec")(codec)
 
 @app.callback()
 def group() -> None:
-    """Measure, beside the limit and beside others."""
+    """Measure p2psync against bounds and other systems."""
 
 
 @app.command("compare")

@@ -58,7 +58,7 @@ class CodecBenchOptions:
 
 @takes_options(CodecBenchOptions)
 def codec(options: CodecBenchOptions) -> None:
-    """Size and speed of deltas of real and of drawn policy steps, beside bounds, other formats and merely reading."""
+    """Size and speed of deltas of real and of drawn policy steps, against bounds, other formats and merely reading."""
     from rich.console import Console
 
     from p2psync.bench.codec import run_codec_bench
