@@ -107,7 +107,7 @@ def replace(path: Path, dice: random.Random) -> None:
     path.write_bytes(data)
 
 
-def add_beside(path: Path, dice: random.Random) -> None:
+def add_foreign_file(path: Path, dice: random.Random) -> None:
     """Adds a foreign file beside it."""
     (path.parent / dice.choice(["notes.txt", ".hidden", "zz.safetensors"])).write_bytes(b"somebody's")
 

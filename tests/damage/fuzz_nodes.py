@@ -125,7 +125,8 @@ def _check(node: Node, published: Published, version: int, done: list[str]) -> N
         done.append("no link")
         return
     held = {name: data for name, data in tree(link.resolve()).items() if not name.startswith(".")}
-    if held != published.trees[version]:
+    # Weights in a subdirectory are a checkpoint of their own, which the daemon does not publish with this one.
+    if held != {name: data for name, data in published.trees[version].items() if "/" not in name}:
         # Damage after the commit is seen within a second.
         node.node.engine.inspect()  # type: ignore[attr-defined]
         live = node.node.position
