@@ -88,9 +88,12 @@ def test_an_unfit_version_raises_at_wait_for_and_is_logged_once(
     publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     line = r"version 0 does not fit the module: '0\.bias' is \(BF16, \[8\]\) in it, and \(BF16, \[4\]\) in the module"
+    warned = threading.Event()
+    caplog.handler.addFilter(lambda record: record.levelno < logging.WARNING or not warned.set())
     with subscribe_to(publisher.hub_url, tmp_path / "actor", layers(4)) as subscriber:
         with pytest.raises(MisfitError, match=line):
             subscriber.wait_for(0, LIMIT)
+        assert warned.wait(LIMIT)
         with pytest.raises(MisfitError, match=line), subscriber.serving():
             pass
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
