@@ -405,7 +405,7 @@ def add_sparse(
             olds[j] = before
             store(base, at, before + _U(steps[begin + j]), steps)
         part = slice(begin, begin + size)
-        a, b, c = sum_change(positions[part], olds, steps[part], int(size), start, key)
+        a, b, c = sum_change(positions[part], olds, steps[part], np.int64(size), start, key)
         first += a
         second += b
         high += c
