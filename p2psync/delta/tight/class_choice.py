@@ -107,10 +107,10 @@ def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> No
 @kernel
 def _equal_rows(sums: NDArray[np.float64], a: int, b: int) -> bool:
     """Whether no units and no changes lie between the scales `a` and `b`."""
+    equal = True
     for kind in range(sums.shape[1]):
-        if sums[a, kind] != sums[b, kind]:
-            return False
-    return True
+        equal &= sums[a, kind] == sums[b, kind]
+    return equal
 
 
 @kernel
