@@ -177,7 +177,8 @@ class Learner:
         tokens = batch.mask.sum()
         sums = torch.zeros(6, dtype=torch.float64)
         # Rows of about one length go together: what pads the shorter ones costs as much as tokens.
-        for rows in batch.mask.sum(1).argsort(stable=True).split(self.config.rows_per_pass):
+        order = batch.mask.sum(1).argsort(stable=True)
+        for rows in torch.split(order, self.config.rows_per_pass):
             sums += self._backward(batch.take(rows).trimmed(), tokens)
         for master, weight in zip(self._masters, self._net.parameters(), strict=True):
             master.grad = weight.grad

@@ -295,6 +295,6 @@ def completion_logprobs(net: Policy, prompts: Tensor, completions: Tensor, tempe
 
 def _read_prompts(net: Policy, prompts: Tensor) -> tuple[Tensor, SharedPrompts]:
     """Logits [batch, vocabulary] after each prompt, and what its continuation needs; equal prompts are read once."""
-    distinct, prompt_of = prompts.unique(dim=0, return_inverse=True)
+    distinct, prompt_of = prompts.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
     shared = SharedPrompts(prompt_of)
     return net(distinct, shared)[:, -1].index_select(0, prompt_of), shared

@@ -7,6 +7,8 @@ Dynamic programming over 16 consecutive scales finds the best cut into classes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,7 +74,7 @@ def count_block(
 
 
 @kernel
-def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
+def _bits(sums: NDArray[np.float64], low: Any, high: Any) -> float:
     """Bits of the positions and kinds of steps in a class of scales `low` to `high - 1`.
 
     The entropy, plus half of log2(changes) for each kind, the cost of learning its frequency (J. Rissanen 1978).
@@ -105,7 +107,7 @@ def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> No
 
 
 @kernel
-def _equal_rows(sums: NDArray[np.float64], a: int, b: int) -> bool:
+def _equal_rows(sums: NDArray[np.float64], a: Any, b: Any) -> bool:
     """Whether no units and no changes lie between the scales `a` and `b`."""
     equal = True
     for kind in range(sums.shape[1]):
