@@ -124,14 +124,15 @@ def _processor() -> str:
 
 def main() -> None:
     """Compile under the lock, unless another process did meanwhile. Raises `P2PSyncError` where nothing can be kept."""
-    from p2psync.delta.warm import warm
-
     stamp = stamp_file()
     if stamp is None:
         raise P2PSyncError("no directory to keep compiled code in: set NUMBA_CACHE_DIR to one that can be written")
     with stamp.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists():
+            # Not before: processes that only wait for another one need not load numba.
+            from p2psync.delta.warm import warm
+
             warm()
             stamp.touch()
 

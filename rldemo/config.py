@@ -11,7 +11,7 @@ class DemoConfig:
 
     versions: int = 20
     # 1024 samples a version: the gradients of two such batches have a cosine above 0.9, so more would buy little, and
-    # the mean reward is known to about 0.015. Costs about 1 s of generation and 2.5 s of learning on one thread.
+    # the mean reward is known to about 0.015. Costs about 0.8 s of generation and 1.5 s of learning on one thread.
     prompts_per_version: int = 64
     prompts_per_item: int = 8  # 8 items a version: two for each of four actors, so that one that vanishes costs little
     group_size: int = 16  # a usual size; few groups have all rewards equal
@@ -33,6 +33,8 @@ class DemoConfig:
     clip_low: float = 0.2
     clip_high: float = 0.28  # DAPO's: leaves room for unlikely tokens to become likely
     advantage_eps: float = 1e-4  # far below the least std of a group that has any (0.24 at sixteen samples)
-    rows_per_pass: int = 512  # bounds the memory of a backward pass; no effect on the result but rounding
+    # Rows of a backward pass, which are padded to the longest of them: fewer pad less and read a prompt more often. No
+    # effect on the result but rounding.
+    rows_per_pass: int = 256
 
     seed: int = 1

@@ -77,12 +77,12 @@ class Demo:
     def _awaited(self) -> str:
         """Returns the next event, for people who wait for it."""
         version = len(self.learned) + 1
+        compiling = "" if compiled() else "; the codec is compiled, once for this machine"
         if not self.hub_url:
-            compiling = "" if compiled() else ", and compiles the codec, once for this machine"
             return f"the trainer loads torch and its model{compiling}"
         actors = [member for member in self.cast.members.values() if member is not self.trainer and not member.ended]
         if not any(member.commits for member in actors):
-            return "the actors load torch and fetch the first version"
+            return f"the actors load torch and fetch the first version{compiling}"
         if version > self.versions:
             return "every process hashes the weights that it holds"
         done = sum(member.answered for member in self.cast.members.values())

@@ -12,7 +12,7 @@ on processors with and without bf16 arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -62,6 +62,35 @@ class KVCache:
         self.values[layer][:, :, self.length : end] = values
         return self.keys[layer][:, :, :end], self.values[layer][:, :, :end]
 
+    def put_prompts(self, prompts: SharedPrompts) -> None:
+        """Begin with each row's prompt; the cache is empty."""
+        for layer, (keys, values) in enumerate(zip(prompts.keys, prompts.values, strict=True)):
+            rows = prompts.prompt_of
+            self.put(layer, keys.index_select(0, rows), values.index_select(0, rows))
+        self.length = prompts.length
+
+
+@dataclass
+class SharedPrompts:
+    """Keys and values of distinct prompts, each computed once for all rows that continue it; gradients flow through.
+
+    The first forward pass with it takes the prompts, the second one the rows: row i continues prompt `prompt_of[i]`.
+    """
+
+    prompt_of: Tensor  # int64 [rows]
+    keys: list[Tensor] = field(default_factory=list)  # per layer, fp32 [prompts, kv heads, prompt length, head dim]
+    values: list[Tensor] = field(default_factory=list)
+    length: int = 0
+
+    def put(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's keys and values of the prompts, or put each row's prompt before those of the rows."""
+        if self.length == 0:
+            self.keys.append(keys)
+            self.values.append(values)
+            return keys, values
+        before = [stored[layer].index_select(0, self.prompt_of) for stored in (self.keys, self.values)]
+        return torch.cat((before[0], keys), 2), torch.cat((before[1], values), 2)
+
 
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension."""
@@ -103,7 +132,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(config.head_dim, config.norm_eps)
         self.k_norm = RMSNorm(config.head_dim, config.norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | SharedPrompts | None) -> Tensor:
         batch, length, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(batch, length, -1, self.config.head_dim)).transpose(1, 2)
         k = self.k_norm(self.k_proj(x).view(batch, length, -1, self.config.head_dim)).transpose(1, 2)
@@ -111,8 +140,11 @@ class Attention(nn.Module):
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         if cache is not None:
             k, v = cache.put(self.layer, k, v)
-        # One new token sees everything before it; several at once are a whole prefix, which is causal.
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=length > 1, enable_gqa=True)
+        # One new token sees everything before it. Of several, each sees those after it not, and all that was cached.
+        cached = k.shape[2] - length
+        mask = torch.ones(length, k.shape[2], dtype=torch.bool).tril(cached) if cached and length > 1 else None
+        causal = length > 1 and mask is None
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, enable_gqa=True)
         out: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(batch, length, -1))
         return out
 
@@ -141,7 +173,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: KVCache | SharedPrompts | None) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
@@ -157,10 +189,8 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(DecoderLayer(config, index) for index in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
 
-    def forward(self, tokens: Tensor, cache: KVCache | None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KVCache | SharedPrompts | None) -> Tensor:
         start, length = (0 if cache is None else cache.length), tokens.shape[1]
-        if start and length > 1:
-            raise ValueError("after the prefix, tokens go in one at a time")
         cos, sin = rope_tables(self.config, start, length)
         x: Tensor = self.embed_tokens(tokens)
         for layer in self.layers:
@@ -181,7 +211,7 @@ class Policy(nn.Module):
         self.lm_head = nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=False)
         self.to(dtype)
 
-    def forward(self, tokens: Tensor, cache: KVCache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, cache: KVCache | SharedPrompts | None = None) -> Tensor:
         """Logits [batch, length, vocabulary] of int64 tokens [batch, length], in the dtype of the parameters."""
         logits: Tensor = self.lm_head(self.model(tokens, cache))
         return logits
@@ -236,23 +266,35 @@ def generate(
     net = working_copy(policy)
     batch, width = prompts.shape
     cache = KVCache.empty(net.config, batch, width + max_new_tokens)
+    logits, shared = _read_prompts(net, prompts)
+    cache.put_prompts(shared)
     ended = torch.zeros(batch, dtype=torch.bool)
-    step, tokens, logprobs = prompts, [], []
-    for _ in range(max_new_tokens):
-        scores = F.log_softmax(net(step, cache)[:, -1] / temperature, dim=-1)
+    tokens: list[Tensor] = []
+    logprobs: list[Tensor] = []
+    while True:
+        scores = F.log_softmax(logits / temperature, dim=-1)
         drawn = torch.multinomial(scores.exp(), 1, generator=generator)
         tokens.append(drawn.masked_fill(ended[:, None], PAD))
         logprobs.append(scores.gather(1, drawn).masked_fill(ended[:, None], 0.0))
         ended |= drawn[:, 0] == EOS
-        step = drawn
-        if bool(ended.all()):
+        if len(tokens) == max_new_tokens or bool(ended.all()):
             break
+        logits = net(drawn, cache)[:, -1]
     return torch.cat(tokens, 1), torch.cat(logprobs, 1)
 
 
 def completion_logprobs(net: Policy, prompts: Tensor, completions: Tensor, temperature: float) -> Tensor:
-    """Log-probabilities [batch, n] of completions [batch, n] after prompts, by one full forward pass of `net`."""
-    width = prompts.shape[1]
-    logits = net(torch.cat((prompts, completions[:, :-1]), dim=1))[:, width - 1 :]
+    """Log-probabilities [batch, n] of completions [batch, n] after prompts, by full forward passes of `net`."""
+    first, shared = _read_prompts(net, prompts)
+    logits = first[:, None]
+    if completions.shape[1] > 1:
+        logits = torch.cat((logits, net(completions[:, :-1], shared)), dim=1)
     scores = F.log_softmax(logits.float() / temperature, dim=-1)
     return scores.gather(2, completions[:, :, None])[:, :, 0]
+
+
+def _read_prompts(net: Policy, prompts: Tensor) -> tuple[Tensor, SharedPrompts]:
+    """Logits [batch, vocabulary] after each prompt, and what its continuation needs; equal prompts are read once."""
+    distinct, prompt_of = prompts.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    shared = SharedPrompts(prompt_of)
+    return net(distinct, shared)[:, -1].index_select(0, prompt_of), shared

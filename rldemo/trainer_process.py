@@ -59,8 +59,9 @@ class TrainerLoop:
     def run(self) -> None:
         """All versions."""
         with self.publisher:
-            self._publish()
+            # At once: actors load torch and join while the codec is compiled for the first version.
             tell(Ready(self.publisher.hub_url, self.publisher.node.config.key.public_key().public_bytes_raw().hex()))
+            self._publish()
             self._put(1)
             for version in range(1, self.config.versions + 1):
                 if version < self.config.versions:

@@ -101,6 +101,15 @@ def test_where_nothing_can_be_kept_the_process_compiles_for_itself(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_process_that_waits_for_the_compiling_one_loads_no_numba() -> None:
+    code = (
+        "import sys\nfrom p2psync import warmup\nwarmup.stamp_file().touch()\n"
+        "warmup.main()\nprint('numba' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_compiling_for_others_loads_nothing(tmp_path: Path) -> None:
     Warmup().compile()
     code = "import sys\nfrom p2psync.warmup import Warmup\nWarmup().compile()\nprint('numba' in sys.modules)"

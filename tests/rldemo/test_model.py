@@ -53,6 +53,22 @@ def test_sampled_logprobs_are_those_of_a_full_forward(temperature: float) -> Non
     torch.testing.assert_close(logprobs[~ended], expected[~ended], rtol=1e-4, atol=1e-5)
 
 
+def test_prompts_read_once_give_logprobs_and_gradients_of_whole_rows() -> None:
+    policy, rows = tiny(1), prompts(4).repeat_interleave(3, dim=0)
+    completions = torch.randint(2, 16, (12, 5), generator=torch.Generator().manual_seed(2))
+    nets = [working_copy(policy) for _ in range(2)]
+    for net in nets:
+        net.requires_grad_(True)
+    logits = nets[0](torch.cat((rows, completions[:, :-1]), dim=1))[:, rows.shape[1] - 1 :]
+    expected = logits.log_softmax(-1).gather(2, completions[:, :, None])[:, :, 0]
+    shared = completion_logprobs(nets[1], rows, completions, 1.0)
+    torch.testing.assert_close(shared, expected, rtol=1e-4, atol=1e-5)
+    for logprobs in (expected, shared):
+        logprobs.square().sum().backward()
+    for one, other in zip(*(net.parameters() for net in nets), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-3, atol=1e-4)
+
+
 def test_same_generator_same_tokens() -> None:
     first, second = (generate(tiny(), prompts(8), 6, 1.0, torch.Generator().manual_seed(9)) for _ in range(2))
     assert torch.equal(first[0], second[0]) and torch.equal(first[1], second[1])

@@ -244,7 +244,7 @@ def sum_units(base: int, count: int, start: int, key: NDArray[np.uint64], like: 
 
 @kernel
 def sum_change(
-    positions: NDArray[np.uint32], old: Units, steps: Units, count: int, start: int, key: NDArray[np.uint64]
+    positions: NDArray[np.uint32], old: Units, steps: Units, count: Any, start: int, key: NDArray[np.uint64]
 ) -> Any:
     """Sum mix(old + step) − mix(old) over `count` < 2^31 positions; returns as `sum_units`, the first two signed."""
     first, second, high = np.int64(0), np.int64(0), _U(0)
@@ -405,7 +405,7 @@ def add_sparse(
             olds[j] = before
             store(base, at, before + _U(steps[begin + j]), steps)
         part = slice(begin, begin + size)
-        a, b, c = sum_change(positions[part], olds, steps[part], int(size), start, key)
+        a, b, c = sum_change(positions[part], olds, steps[part], np.int64(size), start, key)
         first += a
         second += b
         high += c

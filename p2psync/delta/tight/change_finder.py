@@ -341,7 +341,8 @@ def _set_waiting(
     numbers: IntArray,
 ) -> None:
     """Make a block whose changes were found the waiting one. block: row, first unit, units, changes."""
-    block_table[numbers[_TIGHT]] = block
+    for k in range(4):  # compiling an array's assignment takes a second, most of it for the text of an error
+        block_table[numbers[_TIGHT], k] = block[k]
     start, count, found = block[1], block[2], block[3]
     part = slice(first, first + found)
     sums = sum_change(positions[part], olds[part], steps[part], found, start, key)

@@ -7,6 +7,8 @@ Dynamic programming over 16 consecutive scales finds the best cut into classes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -72,7 +74,7 @@ def count_block(
 
 
 @kernel
-def _bits(sums: NDArray[np.float64], low: int, high: int) -> float:
+def _bits(sums: NDArray[np.float64], low: Any, high: Any) -> float:
     """Bits of the positions and kinds of steps in a class of scales `low` to `high - 1`.
 
     The entropy, plus half of log2(changes) for each kind, the cost of learning its frequency (J. Rissanen 1978).
@@ -105,15 +107,24 @@ def _sum_up(units: IntArray, changes: IntArray, sums: NDArray[np.float64]) -> No
 
 
 @kernel
+def _equal_rows(sums: NDArray[np.float64], a: Any, b: Any) -> bool:
+    """Whether no units and no changes lie between the scales `a` and `b`."""
+    equal = True
+    for kind in range(sums.shape[1]):
+        equal &= sums[a, kind] == sums[b, kind]
+    return equal
+
+
+@kernel
 def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
     """Choose the window and classes with the fewest bits; returns these bits.
 
     Classes are cut where scales begin: at a first one, and at up to six more among the 14 scales after it.
     """
-    low, high = 0, 256
-    while low < 255 and sums[low + 1].sum() == 0:
+    low, high, lowest, highest = 0, 256, np.int64(0), np.int64(256)  # literals would be compiled for anew
+    while low < 255 and _equal_rows(sums, low + 1, lowest):
         low += 1
-    while high > low + 1 and (sums[high - 1] == sums[256]).all():
+    while high > low + 1 and _equal_rows(sums, high - 1, highest):
         high -= 1
     reach = WINDOW - 2
     bits = np.empty((257, reach + 1))
@@ -121,14 +132,14 @@ def _best_cut(sums: NDArray[np.float64], window: NDArray[np.uint8]) -> float:
         for size in range(1, min(reach, high - cut) + 1):
             bits[cut, size] = _bits(sums, cut, cut + size)
     window[:] = 0
-    least = _bits(sums, 0, 256)
+    least = _bits(sums, lowest, highest)
     # By number of classes, and by the last class's end in scales from the first cut: bits, and the last class's start.
     cost, back = np.empty((MAX_CHOSEN_CLASSES, reach + 1)), np.empty((MAX_CHOSEN_CLASSES, reach + 1), np.int64)
     for first in range(low + 1, high):
         cost[:] = np.inf
-        cost[1, 0] = _bits(sums, 0, first)
+        cost[1, 0] = _bits(sums, lowest, first)
         for at in range(min(reach, high - 1 - first) + 1):
-            above = _bits(sums, first + at, 256)
+            above = _bits(sums, first + at, highest)
             for k in range(1, MAX_CHOSEN_CLASSES):
                 if cost[k, at] + above < least:
                     least = cost[k, at] + above

@@ -187,7 +187,8 @@ def _pack(
             if extras[c, extra]:
                 most = extra + 1
         out[at] = most
-        out[at + 1 : at + 1 + most] = extras[c, :most]
+        for k in range(most):  # not an array's assignment, as in `change_finder`
+            out[at + 1 + k] = extras[c, k]
         at += 1 + most
     return at
 
