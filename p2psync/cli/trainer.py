@@ -110,7 +110,11 @@ def trainer(
         from p2psync.trainer.watch.locations import CheckpointRules
 
         key_file = key or store / "trainer.key"
-        signing = read_key(key_file) if key_file.exists() else make_key(key_file)
+        if key_file.exists():
+            signing = read_key(key_file)
+        else:
+            signing = make_key(key_file)
+            show(Note(f"{key_file} did not exist: made a new key there; actors that trust another key refuse it"))
         config = TrainerConfig(
             store=store,
             key=signing,

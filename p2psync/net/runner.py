@@ -596,7 +596,7 @@ class NodeRunner:
         if isinstance(call, CallPlan):
             self.trouble(f"going on without this node's part of the plan: {error}")
         elif not self._hub_away:
-            self._emit(HubUnreachable(f"{error}; carrying on with the peers at hand"))
+            self._emit(HubUnreachable(f"{error}; trying again, meanwhile with the peers at hand"))
         self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 

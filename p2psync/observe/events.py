@@ -235,6 +235,8 @@ class Published(Event, frozen=True):
     def line(self) -> str:
         """One line for people."""
         ratio = f"{self.full_bytes / self.payload_bytes:.0f}× smaller than whole, " if self.payload_bytes else ""
+        if self.anchor:
+            ratio = f"whole, of {self.full_bytes / 1e6:.2f} MB, "
         kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed, {self.profile}"
         return (
             f"published version {self.version}{_from(self.checkpoint)} ({kind}, {self.payload_bytes / 1e6:.2f} MB, "
