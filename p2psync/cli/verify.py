@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, or the directory that an actor keeps.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A checkpoint, or the directory that an actor keeps.")
+    ],
     join: Annotated[str, typer.Option(help="The hub's URL.")],
     trust: Annotated[list[str], typer.Option(help="The trainer's public key, or a file with it; may be repeated.")],
     version: Annotated[int | None, typer.Option(help="The version it should be [the newest].")] = None,

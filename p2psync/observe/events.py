@@ -35,6 +35,24 @@ class Warned(Event, frozen=True):
     severity: ClassVar[Severity] = "warning"
 
 
+class CodecCompiling(Warned, frozen=True):
+    """The node starts to compile the codec; it decodes and publishes nothing before that is done."""
+
+    def line(self) -> str:
+        """One line for people."""
+        return "compiling the codec, once for this machine: half a minute or more; versions wait for it"
+
+
+class CodecCompiled(Event, frozen=True):
+    """The node has compiled the codec, `seconds` after it began."""
+
+    seconds: float
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"the codec is compiled ({self.seconds:.0f} s)"
+
+
 class HubJoined(Event, frozen=True):
     """The hub granted a lease."""
 
