@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from p2psync.observe.events import Committed, Event, Fetching, FetchProgress, HubJoined, HubUnreachable, Trouble
+from p2psync.observe.events import (
+    CodecCompiled,
+    CodecCompiling,
+    Committed,
+    Event,
+    Fetching,
+    FetchProgress,
+    HubJoined,
+    HubUnreachable,
+    Trouble,
+)
 from p2psync.protocol.versions import Position
 
 
@@ -12,6 +22,7 @@ class Obstacle:
     def __init__(self, hub_url: str) -> None:
         self._hub_url = hub_url
         self._hub = f"the hub at {hub_url} has not answered yet"
+        self._compiling = ""
         self._trouble = ""
         self._fetching = ""
 
@@ -22,6 +33,10 @@ class Obstacle:
                 self._hub = ""
             case HubUnreachable():
                 self._hub = event.message
+            case CodecCompiling():
+                self._compiling = "the codec is still being compiled; `p2psync warm` does it beforehand"
+            case CodecCompiled():
+                self._compiling = ""
             case Trouble():
                 self._trouble = event.message
             case Fetching():
@@ -34,5 +49,5 @@ class Obstacle:
     def line(self, live: Position | None) -> str:
         """Returns one line: the live version, and why no newer one is live."""
         have = "nothing is live yet" if live is None else f"version {live.version} is live"
-        why = self._hub or self._trouble or self._fetching
+        why = self._hub or self._compiling or self._trouble or self._fetching
         return f"{have}; {why or f'the hub at {self._hub_url} has announced nothing newer'}"

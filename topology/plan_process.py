@@ -219,4 +219,7 @@ def _answer(planner: Planner, task: PlanTask | None) -> PlanReply:
 
 
 if __name__ == "__main__":
-    _serve(int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb"), int(sys.argv[3]))
+    try:
+        _serve(int(sys.argv[1]), os.fdopen(int(sys.argv[2]), "wb"), int(sys.argv[3]))
+    except ImportError as error:
+        sys.exit(f"p2psync: the hub cannot plan: {error}; `pip install --force-reinstall {error.name}` mends it")

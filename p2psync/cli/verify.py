@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def verify(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A checkpoint, such as an actor's DIR/current.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A checkpoint, or the directory that an actor keeps.")
+    ],
     join: HubUrl,
     trust: TrainerKeys,
     version: Annotated[int | None, typer.Option(help="The version it should be [the newest].")] = None,
@@ -32,6 +34,8 @@ def verify(
     from p2psync.cli import daemon
     from p2psync.engines.checkpoint.files import Checkpoint
 
+    if (directory / ".p2psync").is_dir() and (directory / "current").is_symlink():
+        directory /= "current"  # as `p2psync actor --into` keeps it
     manifest, view = daemon.run(_manifest(join, token, version, daemon.trusted_keys(trust)))
     with _held_still(directory) as place, Checkpoint.open(place) as checkpoint:
         digest = checkpoint.digest()

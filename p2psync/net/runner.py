@@ -26,6 +26,8 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
+    CodecCompiled,
+    CodecCompiling,
     Event,
     HubJoined,
     HubUnreachable,
@@ -180,7 +182,7 @@ class NodeRunner:
     async def _warm(self) -> None:
         began, cold = self._loop.time(), not compiled()
         if cold:
-            self._emit(Note("compiling the codec, once for this machine: half a minute or more; versions wait for it"))
+            self._emit(CodecCompiling())
 
         def tell(seconds: float) -> None:
             self._loop.call_soon_threadsafe(self._tell_compiling, seconds)
@@ -191,7 +193,7 @@ class NodeRunner:
         # In the engine's thread where there is one, so that its first call finds everything compiled.
         await (self.driver.in_worker(run) if self.driver is not None else asyncio.to_thread(run))
         if cold:
-            self._emit(Note(f"the codec is compiled ({self._loop.time() - began:.0f} s)"))
+            self._emit(CodecCompiled(self._loop.time() - began))
 
     def _tell_compiling(self, seconds: float) -> None:
         if seconds >= 1:
@@ -599,7 +601,7 @@ class NodeRunner:
         if isinstance(call, CallPlan):
             self.trouble(f"going on without this node's part of the plan: {error}")
         elif not self._hub_away:
-            self._emit(HubUnreachable(f"{error}; carrying on with the peers at hand"))
+            self._emit(HubUnreachable(f"{error}; trying again, meanwhile with the peers at hand"))
         self._hub_away |= not isinstance(call, CallPlan)
         self.core.hub_failed(call, self._loop.time())
 

@@ -35,6 +35,24 @@ class Warned(Event, frozen=True):
     severity: ClassVar[Severity] = "warning"
 
 
+class CodecCompiling(Warned, frozen=True):
+    """The node starts to compile the codec; it decodes and publishes nothing before that is done."""
+
+    def line(self) -> str:
+        """One line for people."""
+        return "compiling the codec, once for this machine: half a minute or more; versions wait for it"
+
+
+class CodecCompiled(Event, frozen=True):
+    """The node has compiled the codec, `seconds` after it began."""
+
+    seconds: float
+
+    def line(self) -> str:
+        """One line for people."""
+        return f"the codec is compiled ({self.seconds:.0f} s)"
+
+
 class HubJoined(Event, frozen=True):
     """The hub granted a lease."""
 
@@ -235,6 +253,8 @@ class Published(Event, frozen=True):
     def line(self) -> str:
         """One line for people."""
         ratio = f"{self.full_bytes / self.payload_bytes:.0f}× smaller than whole, " if self.payload_bytes else ""
+        if self.anchor:
+            ratio = f"whole, of {self.full_bytes / 1e6:.2f} MB, "
         kind = "anchor" if self.anchor else f"{100 * self.changed / max(1, self.total):.2f} % changed, {self.profile}"
         return (
             f"published version {self.version}{_from(self.checkpoint)} ({kind}, {self.payload_bytes / 1e6:.2f} MB, "

@@ -169,3 +169,25 @@ def test_an_interrupt_during_the_import_of_a_command_ends_in_one_line(
 
     monkeypatch.setattr("p2psync.cli.lazy._load", interrupt)
     assert p2psync(monkeypatch, capsys, "verify", ".") == (130, "", "p2psync: interrupted\n")
+
+
+def test_a_package_that_cannot_be_imported_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def miss(name: str, entry: object) -> None:
+        raise ModuleNotFoundError("No module named 'numba.core'", name="numba.core")
+
+    monkeypatch.setattr("p2psync.cli.lazy._load", miss)
+    code, _, told = p2psync(monkeypatch, capsys, "verify", ".")
+    assert code == 1 and told.count("\n") == 1
+    assert told.startswith("p2psync: numba cannot be imported: No module named 'numba.core'; `pip install")
+
+
+def test_an_import_error_within_the_package_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str, entry: object) -> None:
+        raise ImportError("cannot import name 'x'", name="p2psync.cli.verify")
+
+    monkeypatch.setattr("p2psync.cli.lazy._load", fail)
+    monkeypatch.setattr("sys.argv", ["p2psync", "verify", "."])
+    with pytest.raises(ImportError, match="cannot import name"):
+        main()

@@ -116,9 +116,11 @@ def test_a_local_copy_of_the_base_spares_the_anchor(running: Running) -> None:
 def test_verify_finds_wrong_bits_and_status_shows_all_nodes(running: Running, tmp_path: Path) -> None:
     swarm, version = running.swarm, max(running.swarm.sums)
     good = swarm.run("verify", swarm.place / "one" / "current", "--join", swarm.url, "--trust", swarm.public)
+    kept = swarm.run("verify", swarm.place / "one", "--join", swarm.url, "--trust", swarm.public)
     stale = swarm.run("verify", swarm.place / "version-0", "--join", swarm.url, "--trust", swarm.public, "--json", "-")
     shown = swarm.run("status", swarm.url, "--json", tmp_path / "status.json")
     assert good.exit_code() == 0, good.stderr
+    assert kept.exit_code() == 0, kept.stderr
     assert stale.exit_code() == 1
     assert f"is not version {version}, it is version 0" in stale.stderr and stale.stderr.count("\n") == 1
     assert shown.exit_code() == 0

@@ -175,6 +175,15 @@ def test_a_trainer_too_waits_for_a_hub_of_its_own(swarm: Swarm) -> None:
     swarm.converged(actor, "patient", swarm.publish(Model(rows=64), trainer))
 
 
+def test_a_trainer_says_that_it_made_a_key_that_did_not_exist(swarm: Swarm, tmp_path: Path) -> None:
+    key = tmp_path / "misspelt.key"
+    made = swarm.trainer(key=key)
+    made.wait_for("Watching")
+    assert [note for note in made.find("Note") if str(key) in str(note["message"])]
+    again = Path(key).read_text()
+    assert made.stop() == 0 and key.read_text() == again
+
+
 def test_a_second_trainer_fences_the_first(swarm: Swarm) -> None:
     swarm.hub()
     first = swarm.trainer(hub=False)

@@ -79,6 +79,11 @@ def test_a_version_without_payload_has_no_ratio() -> None:
     assert "inf" not in event.line() and "smaller" not in event.line()
 
 
+def test_an_anchor_is_named_by_its_size_and_the_whole_and_has_no_ratio() -> None:
+    line = Published(0, "d" * 32, True, 0, 0, 28_400_000, 33_600_000, 513, 1.0, 0.0).line()
+    assert "(anchor, 28.40 MB, whole, of 33.60 MB, 513 chunks" in line and "smaller" not in line
+
+
 def test_every_event_has_a_docstring_and_a_severity_of_its_class() -> None:
     kinds = [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
     assert len(kinds) > 15

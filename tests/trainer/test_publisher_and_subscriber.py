@@ -17,7 +17,16 @@ from p2psync.actor.node import ActorConfig
 from p2psync.actor.obstacle import Obstacle
 from p2psync.actor.subscriber import Subscriber
 from p2psync.errors import MisfitError, ModuleError, P2PSyncError, UsageError, WaitTimeoutError
-from p2psync.observe.events import Committed, Event, Fetching, HubJoined, HubUnreachable, Trouble
+from p2psync.observe.events import (
+    CodecCompiled,
+    CodecCompiling,
+    Committed,
+    Event,
+    Fetching,
+    HubJoined,
+    HubUnreachable,
+    Trouble,
+)
 from p2psync.observe.log_events import EventLog
 from p2psync.protocol.keys import private_text, public_text
 from p2psync.protocol.versions import Position
@@ -148,6 +157,15 @@ def test_a_silent_hub_is_logged_and_named_at_wait_for(tmp_path: Path, caplog: py
     assert [record.levelname for record in caplog.records if "cannot be reached" in record.message] == ["WARNING"]
 
 
+def test_a_subscriber_warns_that_it_compiles_the_codec(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("p2psync.net.runner.compiled", lambda: False)
+    with subscribe_to(NOWHERE, tmp_path, layers()):
+        pass
+    assert [record.levelname for record in caplog.records if "compiling the codec" in record.message] == ["WARNING"]
+
+
 def test_a_timeout_names_the_awaited_event() -> None:
     obstacle, live = Obstacle("http://hub"), Position(run="0" * 32, epoch=1, version=4, digest=bytes(16))
     committed = Committed(5, "", 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
@@ -156,6 +174,9 @@ def test_a_timeout_names_the_awaited_event() -> None:
     assert obstacle.line(None) == "nothing is live yet; gone"
     obstacle.hear(HubJoined("http://hub"))
     assert obstacle.line(live) == "version 4 is live; the hub at http://hub has announced nothing newer"
+    obstacle.hear(CodecCompiling())
+    assert "the codec is still being compiled; `p2psync warm`" in obstacle.line(live)
+    obstacle.hear(CodecCompiled(30.0))
     obstacle.hear(Fetching(5, 1, False, 0))
     assert obstacle.line(live) == "version 4 is live; version 5 is being fetched"
     obstacle.hear(Trouble("the disk is full"))
