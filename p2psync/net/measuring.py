@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.net import tcp
 from p2psync.net.junk import JunkPumps
-from p2psync.net.paces import Paces
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import (
@@ -28,14 +27,15 @@ from p2psync.protocol.messages import (
     UplinkRate,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauge import Gauge
-from p2psync.swarm.gauges import MBIT, Gauges, Reading
-from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
-from p2psync.swarm.probing import Prober
-from p2psync.swarm.streams import TOLERANT, StreamPolicy
-from p2psync.swarm.told_paths import most_paths
-from p2psync.swarm.uplink_pace import UplinkPace
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.gauges import MBIT, Gauges, Reading
+from p2psync.swarm.control.paces import Paces
+from p2psync.swarm.control.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.control.probing import Prober
+from p2psync.swarm.control.streams import TOLERANT, StreamPolicy
+from p2psync.swarm.control.told_paths import most_paths
+from p2psync.swarm.control.uplink_pace import UplinkPace
 
 #: Seconds between looks at all connections: while junk flows, and otherwise.
 TICK_PROBING, TICK = 0.1, 0.25

@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.net import tcp
-from p2psync.net.fading import Fading
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, Ping, encode_chunk_header, encode_control
-from p2psync.swarm.gauges import Reading
+from p2psync.swarm.control.fading import Fading
+from p2psync.swarm.control.gauges import Reading
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 64 << 10

@@ -18,8 +18,8 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Vet
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauge import Gauge
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.store.store_parts import KEY, make_pack
 

@@ -21,10 +21,10 @@ from p2psync.net.junk import FRAME
 from p2psync.net.measuring import MeasureConfig, Measuring
 from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauge import Gauge
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probing import Prober
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.probing import Prober
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from p2psync.net.paces import REST, Paces
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.gauges import Reading
-from p2psync.swarm.pacing import FIRST, QUEUE
-from p2psync.swarm.renewal import HELD
+from p2psync.swarm.control.gauges import Reading
+from p2psync.swarm.control.paces import REST, Paces
+from p2psync.swarm.control.pacing import FIRST, QUEUE
+from p2psync.swarm.control.renewal import HELD
 
 PART = 125_000 * 10.0
 PLAN = NodePlan(1, ["far", "near"], [1], [TreePosition(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from p2psync.swarm.best import Best
-from p2psync.swarm.gauges import Gauges, Reading
+from p2psync.swarm.control.best import Best
+from p2psync.swarm.control.gauges import Gauges, Reading
 
 MBIT = 125_000
 TICK = 0.25

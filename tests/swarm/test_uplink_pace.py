@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2psync.swarm.gauges import Reading
-from p2psync.swarm.uplink_pace import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPace
+from p2psync.swarm.control.gauges import Reading
+from p2psync.swarm.control.uplink_pace import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPace
 
 TICK = 0.25
 UPLINK = 1e7

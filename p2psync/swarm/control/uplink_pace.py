@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from p2psync.swarm.gauges import LONGEST, TALK, Reading
+from p2psync.swarm.control.gauges import LONGEST, TALK, Reading
 
 #: An uplink of which the plan takes so much is what holds its node up.
 BINDS = 0.6

@@ -24,9 +24,9 @@ from typing import TypeVar
 
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.best import LASTING, Best, Run, lasting
-from p2psync.swarm.gauge import Course, Gauge
-from p2psync.swarm.told_paths import Unreached, most_useful
+from p2psync.swarm.control.best import LASTING, Best, Run, lasting
+from p2psync.swarm.control.gauge import Course, Gauge
+from p2psync.swarm.control.told_paths import Unreached, most_useful
 
 #: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
 SHORTEST, LONGEST = 0.05, 1.0

@@ -1,5 +1,5 @@
 """Holds connections to the parts that the plan gives them, where they lose much, and has those begin anew that bring
-far less, or would be stopped: the shell of `swarm.pacing`, `swarm.vigour` and `swarm.renewal`."""
+far less, or would be stopped: joins `pacing`, `vigour` and `renewal` to a node's connections."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from p2psync.net import tcp
 from p2psync.net.peers import PeerTable
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
-from p2psync.swarm.pacing import Pace, haste
-from p2psync.swarm.renewal import Renewals
-from p2psync.swarm.vigour import Vigour
+from p2psync.swarm.control.gauges import LONGEST, MBIT, TALK, Reading
+from p2psync.swarm.control.pacing import Pace, haste
+from p2psync.swarm.control.renewal import Renewals
+from p2psync.swarm.control.vigour import Vigour
 
 #: Of one connection: seconds since it was read last, its reading then, and now.
 _Moved: TypeAlias = tuple[float, Reading, Reading]
