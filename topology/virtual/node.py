@@ -135,9 +135,10 @@ class VirtualConnections:
     def send(self, name: str, message: Control) -> None:
         """See `Connections`. A manifest goes where it will have been sent first, as it is as large as a chunk."""
         links = self.links.get(name)
-        if links is not None and links.streams:
-            large = isinstance(message, ManifestGossip)
-            (links.soonest(len(message.signed)) if large else links.streams[0]).send(message)
+        if links is None or not links.streams:
+            return
+        stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
+        stream.send(message)
 
     def send_chunk(self, name: str, chunk: Chunk) -> bool:
         """Sends a chunk on the stream that will have sent it first; returns False if the peer is gone."""
