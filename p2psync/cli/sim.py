@@ -36,7 +36,9 @@ def swarm(
     ] = 150.0,
     payload: Annotated[str, typer.Option(help="Bytes of each version, like 64MiB.")] = "64MiB",
     chunk: Annotated[str, typer.Option(help="Bytes of a chunk.")] = "256KiB",
-    versions: Annotated[int, typer.Option(help="Versions published one after another.", min=1)] = 1,
+    versions: Annotated[
+        int | None, typer.Option(help="Versions published one after another [1; with --draw 2].", min=1)
+    ] = None,
     every: Annotated[
         float | None, typer.Option(help="Seconds between versions [1.5 times what the bound allows].", min=0.001)
     ] = None,
@@ -69,7 +71,9 @@ def swarm(
     from what they report; of the options above only --payload, --chunk, --versions, --limit, --settle and --json count.
     """
     if draw is not None:
-        _draw(draw, parse_bytes("--payload", payload), parse_bytes("--chunk", chunk), versions, settle, limit, json)
+        _draw(
+            draw, parse_bytes("--payload", payload), parse_bytes("--chunk", chunk), versions or 2, settle, limit, json
+        )
         return
     from p2psync.topology.bound import least_makespan
     from p2psync.topology.draw import draw_topology
@@ -99,7 +103,7 @@ def swarm(
     options = FluidOptions(
         payload_bytes=size,
         chunk_bytes=parse_bytes("--chunk", chunk),
-        versions=versions,
+        versions=versions or 1,
         every=every if every is not None else 1.5 * least_makespan(network, size),
         planned=not no_plan,
         others=others,

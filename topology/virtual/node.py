@@ -9,18 +9,18 @@ from typing import Any, Protocol
 
 from p2psync.membership.client import MembershipClient
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.protocol.messages import MAX_STREAMS, SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.actions import Ban, Complete, Send, SendChunk, SwarmConfig, Vet, Widen
 from p2psync.swarm.control.monitor import MeasureConfig, NetworkMonitor
+from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.core import Swarm
 from p2psync.topology.virtual.payload import VirtualPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
-#: Seconds between pings of a stream, between dials of further streams to a peer, and after which a stream is idle: as
-#: `net.peers` has them.
-PING_SECONDS, MORE_SECONDS, IDLE_SECONDS = 5.0, 5.0, 2.0
+#: Seconds between pings of a stream: as `net.peers` has them.
+PING_SECONDS = 5.0
 _NEVER = float("inf")
 
 
@@ -79,15 +79,15 @@ class NodeListener(Protocol):
 
 
 class _Links:
-    """The streams to one peer. under_way: those that this node dials now; more_at: before then it dials no more."""
+    """The streams to one peer. under_way: those that this node dials now."""
 
-    __slots__ = ("dialled", "more_at", "streams", "under_way")
+    __slots__ = ("count", "dialled", "streams", "under_way")
 
     def __init__(self, dialled: bool) -> None:
         self.dialled = dialled
         self.streams: list[VirtualStream] = []
         self.under_way = 0
-        self.more_at = -_NEVER
+        self.count = StreamCount()
 
     def soonest(self, size: int) -> VirtualStream:
         """Returns the stream that will have sent so many bytes more first."""
@@ -121,16 +121,13 @@ class VirtualConnections:
         links = self.links.get(name)
         if links is None or not links.dialled:
             return
-        count = max(1, min(count, MAX_STREAMS))
-        missing = count - len(links.streams) - links.under_way
-        if missing > 0 and self._clock.now >= links.more_at:
-            links.more_at = self._clock.now + MORE_SECONDS
+        missing = links.count.to_dial(count, len(links.streams), links.under_way, self._clock.now)
+        if missing:
             links.under_way += missing
             self._listener.open_streams(self._node, name, missing)
-        for stream in links.streams[count:]:
-            if stream.idle(IDLE_SECONDS):
-                links.streams.remove(stream)
-                stream.other.retire()
+        for stream in links.count.to_close(count, links.streams):
+            links.streams.remove(stream)
+            stream.other.retire()
 
     def send(self, name: str, message: Control) -> None:
         """See `Connections`. A manifest goes where it will have been sent first, as it is as large as a chunk."""
