@@ -151,7 +151,7 @@ class NetworkMonitor:
         """This is the plan now."""
         self.gauges.planned = frozenset(plan.peers)
         self._planned = {name: rate / MBIT for name, rate in plan.rates_to().items()}
-        for name in self._up.intersection(self._planned):
+        for name in sorted(self._up.intersection(self._planned)):
             self._tend_streams(name)
         self._expect()
         self._paces.planned(plan)
@@ -299,7 +299,7 @@ class NetworkMonitor:
 
     def _tend(self) -> None:
         """Bring numbers of connections in line, and tell what has moved."""
-        for name in self._up:
+        for name in sorted(self._up):
             self._tend_streams(name)
             if self._peers.dialled(name):
                 self.gauges.failed(name, False)

@@ -60,10 +60,10 @@ class Paces:
         """
         times = haste(nbytes / self._rate) if self._rate else 1.0
         begun = self._paces.keys() & set(quiet)
-        for name in begun:
+        for name in sorted(begun):
             self._paces[name].begin(times)
         self._hold((), now)
-        for name in begun:
+        for name in sorted(begun):
             self._begin_anew(name, now)
 
     def rest(self, now: float) -> None:
@@ -77,7 +77,7 @@ class Paces:
             return
         alive = set(self._peers.all_streams())
         self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
-        for stream in alive:
+        for stream in self._peers.all_streams():
             if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(IDLE) and stream.may_begin_anew:
                 self._rested[stream] = now
                 stream.begin_anew()
@@ -144,7 +144,7 @@ class Paces:
         wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
         for name, rate in self._renewals.limits(now).items():
             wanted[name] = min(rate, wanted.get(name, rate))
-        for name in (wanted.keys() | self.held).difference(pumped):
+        for name in sorted((wanted.keys() | self.held).difference(pumped)):
             self._hold_one(name, wanted.get(name, 0.0))
         self.held = frozenset(wanted) | self.held.intersection(pumped)
 
