@@ -139,7 +139,7 @@ def _draw(
         payload_bytes=payload_bytes, chunk_bytes=chunk_bytes, versions=versions, settle=settle, limit=limit
     )
     summary = simulate_drawn(
-        parse_seeds(draw),
+        parse_seeds(draw, "--draw"),
         options,
         on_figures=lambda figures: typer.echo("  ".join(seed_line(figures)), err=json == "-"),
     )
