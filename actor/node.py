@@ -25,7 +25,6 @@ from p2psync.membership.runs import NEWEST, parse_follow
 from p2psync.net.addresses import advertised_hosts, check_url, listen_host
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announced_hosts
-from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import AUTO_CONGESTION, choose_congestion
 from p2psync.observe.events import Event
@@ -34,6 +33,7 @@ from p2psync.protocol.versions import Position
 from p2psync.setting_checks import check_choice, check_flags, check_number, check_texts
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
+from p2psync.swarm.control.monitor import MeasureConfig
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
 

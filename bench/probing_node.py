@@ -18,10 +18,11 @@ import msgspec
 import uvloop
 
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.net.measuring import MeasureConfig, Measuring
+from p2psync.net.measuring import Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.net.tcp import choose_congestion
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
+from p2psync.swarm.control.monitor import MeasureConfig
 
 
 class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,7 +26,6 @@ from p2psync.net.addresses import advertised_hosts, listen_host
 from p2psync.net.hub import HubService
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announced_hosts
-from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Published, Trouble
@@ -34,6 +33,7 @@ from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
+from p2psync.swarm.control.monitor import MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.adoption import Adoption
 from p2psync.trainer.adoption_watch import AdoptionWatch

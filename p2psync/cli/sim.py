@@ -36,7 +36,9 @@ def swarm(
     ] = 150.0,
     payload: Annotated[str, typer.Option(help="Bytes of each version, like 64MiB.")] = "64MiB",
     chunk: Annotated[str, typer.Option(help="Bytes of a chunk.")] = "256KiB",
-    versions: Annotated[int, typer.Option(help="Versions published one after another.", min=1)] = 1,
+    versions: Annotated[
+        int | None, typer.Option(help="Versions published one after another [1; with --draw 2].", min=1)
+    ] = None,
     every: Annotated[
         float | None, typer.Option(help="Seconds between versions [1.5 times what the bound allows].", min=0.001)
     ] = None,
@@ -49,12 +51,30 @@ def swarm(
     limit: Annotated[float, typer.Option(help="Virtual seconds after the last version.", min=1)] = 300.0,
     trace: Annotated[Path | None, typer.Option(help="Who held how much when, as CSV.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture, like sim.png.")] = None,
+    draw: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIRST:LAST",
+            help="Whole nodes over virtual TCP instead, which measure a network of places: one drawn from each seed.",
+        ),
+    ] = None,
+    settle: Annotated[
+        float, typer.Option(help="With --draw: virtual seconds of measuring before the first version.", min=1)
+    ] = 60.0,
     json: JsonTarget = None,
 ) -> None:
     """A payload's way to thousands of actors: the real exchange and planner over a flow-level network.
 
     The same options give the same trace. Exit status 1 if a live node has not got the newest version in the end.
+
+    With --draw nodes measure their network themselves, over connections with BBR, queues and losses, and the hub plans
+    from what they report; of the options above only --payload, --chunk, --versions, --limit, --settle and --json count.
     """
+    if draw is not None:
+        _draw(
+            draw, parse_bytes("--payload", payload), parse_bytes("--chunk", chunk), versions or 2, settle, limit, json
+        )
+        return
     from p2psync.topology.bound import least_makespan
     from p2psync.topology.draw import draw_topology
     from p2psync.topology.fluid.report import simulate, summary_lines
@@ -83,7 +103,7 @@ def swarm(
     options = FluidOptions(
         payload_bytes=size,
         chunk_bytes=parse_bytes("--chunk", chunk),
-        versions=versions,
+        versions=versions or 1,
         every=every if every is not None else 1.5 * least_makespan(network, size),
         planned=not no_plan,
         others=others,
@@ -104,6 +124,27 @@ def swarm(
 
         plot_swarm(figures, found, plot)
     if figures.unfinished:
+        raise typer.Exit(1)
+
+
+def _draw(
+    draw: str, payload_bytes: int, chunk_bytes: int, versions: int, settle: float, limit: float, json: str | None
+) -> None:
+    """Simulates whole nodes on one drawn network for each seed."""
+    from p2psync.sim.__main__ import parse_seeds
+    from p2psync.topology.virtual.report import seed_line, simulate_drawn, summary_lines
+    from p2psync.topology.virtual.swarm import VirtualOptions
+
+    options = VirtualOptions(
+        payload_bytes=payload_bytes, chunk_bytes=chunk_bytes, versions=versions, settle=settle, limit=limit
+    )
+    summary = simulate_drawn(
+        parse_seeds(draw, "--draw"),
+        options,
+        on_figures=lambda figures: typer.echo("  ".join(seed_line(figures)), err=json == "-"),
+    )
+    output.report(summary, json, summary_lines(summary))
+    if summary.worst == float("inf"):
         raise typer.Exit(1)
 
 

@@ -14,16 +14,13 @@ from p2psync.net.dialling import dial
 from p2psync.net.listening import open_listeners
 from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, ManifestGossip, Message, Ping, Pong
+from p2psync.swarm.control.stream_count import StreamCount
 
 #: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
 PING_EVERY = 5.0
 DEAD_AFTER = 20.0
 DIAL_TIMEOUT = 10.0
 MAX_STREAMS_PER_PEER = MAX_STREAMS
-#: A connection that is one too many is closed once nothing went over it for so long (seconds).
-IDLE = 2.0
-#: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
-MORE_EVERY = 5.0
 MAX_CONNECTIONS = 1024
 
 
@@ -42,8 +39,7 @@ class PeerEvents:
 class _Links:
     """The streams to one peer. instance: which start of its daemon they belong to.
 
-    info: where it was dialled; None if it dialled. leaving: streams on which nothing more is sent. more_at: before then
-    no further ones are dialled.
+    info: where it was dialled; None if it dialled. leaving: streams on which nothing more is sent.
     """
 
     instance: str
@@ -51,7 +47,7 @@ class _Links:
     streams: list[PeerStream] = field(default_factory=list)
     info: NodeInfo | None = None
     leaving: list[PeerStream] = field(default_factory=list)
-    more_at: float = float("-inf")
+    count: StreamCount = field(default_factory=StreamCount)
 
     def soonest(self, nbytes: int) -> PeerStream:
         """The stream that will have sent so many bytes more first."""
@@ -158,16 +154,12 @@ class PeerTable:
         links = self._links.get(name)
         if links is None or links.info is None:
             return
-        count = max(1, min(count, MAX_STREAMS_PER_PEER))
-        now = self._loop.time()
         under_way = sum(info.node == name for info in self._dialled.values())
-        for _ in range(count - len(links.streams) - under_way if now >= links.more_at else 0):
-            links.more_at = now + MORE_EVERY
+        for _ in range(links.count.to_dial(count, len(links.streams), under_way, self._loop.time())):
             self._connect(links.info)
-        for stream in links.streams[count:]:
-            if stream.idle(IDLE):
-                _leave(links, stream)
-                stream.retire()
+        for stream in links.count.to_close(count, links.streams):
+            _leave(links, stream)
+            stream.retire()
 
     def hang_up(self, name: str, reason: str) -> None:
         """Close every stream to a peer. It is down at once; a connection that it makes now is a new one."""

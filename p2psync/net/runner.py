@@ -23,7 +23,7 @@ from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, View
 from p2psync.net import tcp
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
-from p2psync.net.measuring import FIRST_STREAMS, MeasureConfig, Measuring
+from p2psync.net.measuring import Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
     CodecCompiled,
@@ -45,6 +45,7 @@ from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
+from p2psync.swarm.control.monitor import FIRST_STREAMS, MeasureConfig
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,

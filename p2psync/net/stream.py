@@ -8,16 +8,17 @@ are handed to the transport as they are; `flushed` is called once the transport 
 from __future__ import annotations
 
 import asyncio
-import math
+import os
 import socket
 from typing import Any, Protocol, cast
 
 from p2psync.errors import FormatError
 from p2psync.net import tcp
-from p2psync.net.fading import Fading
 from p2psync.protocol.frames import FrameReader
-from p2psync.protocol.messages import Control, Hello, Message, Ping, encode_chunk_header, encode_control
-from p2psync.swarm.gauges import Reading
+from p2psync.protocol.messages import Control, Hello, Message, Ping, ProbePadding, encode_chunk_header, encode_control
+from p2psync.swarm.control.gauges import TcpSample
+from p2psync.swarm.control.probe_sender import PADDING_BYTES
+from p2psync.swarm.control.send_time import LEAST_NOTSENT, SendTime, notsent_for
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 64 << 10
@@ -27,10 +28,10 @@ WRITE_LOW = 16 << 10
 MAX_BACKLOG = 16 << 20
 #: Reads and writes up to this size (bytes) leave a connection idle.
 _SMALL = 2048
+#: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
+_PADDING = encode_control(ProbePadding(memoryview(os.urandom(PADDING_BYTES))))
 #: Bytes of a chunk that are waited for at a time: few enough that the peer's window stays open.
 _PART = 16 << 10
-#: The assumed rate of a connection that nobody has measured (bytes a second).
-_RATE = 1e6
 #: A connection that has not greeted by then is closed (seconds).
 GREETING_TIMEOUT = 10.0
 
@@ -76,9 +77,8 @@ class PeerStream(asyncio.BufferedProtocol):
         self.dried = 0
         self._dry = True
         self._congestion = congestion
-        self._rate = 0.0
-        self._fading = Fading()
-        self._may_wait = tcp.LEAST_NOTSENT
+        self._send_time = SendTime()
+        self._may_wait = LEAST_NOTSENT
         self._held_to = 0.0
         self._least = 1
         self._retired = False
@@ -182,18 +182,11 @@ class PeerStream(asyncio.BufferedProtocol):
         return self.written - self.backlog - notsent
 
     def takes(self, size: int) -> float:
-        """Seconds until so many more bytes will have been sent, about: what waits before them, at the rate of late.
-
-        A connection that carried little has a small window; one that closes its for a moment is believed to have it
-        again soon. Where rates are not known they are taken for equal.
-        """
+        """Seconds until so many more bytes will have been sent, about: see `SendTime`."""
         waits, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
         waits += self.backlog
         self._dry = not waits
-        most = self._held_to or math.inf
-        self._rate = min(window, most)
-        rate = min(self._fading.seen(window, self._loop.time()), most)
-        return (waits + size) / (rate or _RATE)
+        return self._send_time.seconds(size, waits, window, self._held_to, self._loop.time())
 
     @property
     def address(self) -> str:
@@ -232,7 +225,7 @@ class PeerStream(asyncio.BufferedProtocol):
 
     def _fit_queue(self) -> None:
         """Let as much wait in the kernel as suits the rate that `takes` has found."""
-        fitting = tcp.notsent_for(self._rate)
+        fitting = notsent_for(self._send_time.rate)
         if fitting != self._may_wait and self._socket is not None:
             self._may_wait = fitting
             tcp.set_notsent(self._socket, fitting)
@@ -253,10 +246,10 @@ class PeerStream(asyncio.BufferedProtocol):
         if self._socket is not None:
             tcp.begin_anew(self._socket)
 
-    def send_frame(self, frame: bytes) -> None:
-        """Send a message that stands in its frame already."""
+    def send_padding(self) -> None:
+        """Send a frame of probe padding."""
         if self._transport is not None and not self._transport.is_closing():
-            self._write(frame)
+            self._write(_PADDING)
 
     def hasten(self) -> None:
         """Be woken for whatever has come: a part of a chunk may take long on a path that hardly moves."""
@@ -277,15 +270,15 @@ class PeerStream(asyncio.BufferedProtocol):
             self.round_trip = min(self.round_trip or seconds, seconds)
             self._pinged = None
 
-    def reading(self) -> Reading:
+    def reading(self) -> TcpSample:
         """The counters of this connection: the kernel's, or what is known here where it does not tell."""
         peer, backlog = self.peer or "", self.backlog
         info = tcp.tcp_info(self._socket) if self._socket is not None else None
         if info is None:
             gone = self.written - backlog
-            return Reading(peer, gone, self.got, gone, 0, backlog, self.round_trip, dried=self.dried)
+            return TcpSample(peer, gone, self.got, gone, 0, backlog, self.round_trip, dried=self.dried)
         waits = backlog + info.waits
-        return Reading(
+        return TcpSample(
             peer,
             info.delivered,
             info.received,

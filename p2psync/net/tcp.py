@@ -16,17 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2psync.errors import UsageError
+from p2psync.swarm.control.connections import NEAR_RTT
+from p2psync.swarm.control.send_time import LEAST_NOTSENT
 
 #: Choices of `--congestion` that are no algorithm's name.
 AUTO_CONGESTION = "auto"
 #: The names that AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
-#: The name it takes towards near peers, and the round trips (seconds) within which a peer is near. Over a fraction of a
-#: millisecond BBR's timers cost more than they bring, and a machine with other things to do is late for them.
-NEAR, NEAR_RTT = "cubic", 0.002
-#: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they
-#: may (seconds): what waits there cannot be overtaken, nor called off.
-LEAST_NOTSENT, MOST_NOTSENT, NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
+#: The name it takes towards near peers: see `NEAR_RTT`.
+NEAR = "cubic"
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
@@ -263,11 +261,6 @@ def keep_awake(sock: Any | None) -> None:
     info = tcp_info(sock) if sock is not None else None
     if info is not None and info.rtt > NEAR_RTT and congestion_of(sock) not in ("", PREFERRED[0]):
         set_congestion(sock, PREFERRED[0])
-
-
-def notsent_for(rate: float) -> int:
-    """Returns the limit of unsent bytes in the kernel at `rate` bytes/s: a power of two, so it seldom changes."""
-    return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
 
 
 def set_notsent(sock: Any, nbytes: int) -> None:

@@ -24,15 +24,15 @@ def main() -> int:
     return 1 if sweep(parse_seeds(arguments.seeds), config) else 0
 
 
-def parse_seeds(text: str) -> range:
+def parse_seeds(text: str, option: str = "--seeds") -> range:
     """Parses `FIRST:LAST` (LAST excluded) or one number. Raises `UsageError`, also for an empty range."""
     first, _, last = text.partition(":")
     try:
         seeds = range(int(first), int(last or int(first) + 1))
     except ValueError:
-        raise UsageError(f"--seeds {text!r}: write it like 0:100") from None
+        raise UsageError(f"{option} {text!r}: write it like 0:100") from None
     if not seeds or seeds.start < 0:
-        raise UsageError(f"--seeds {text!r}: from FIRST, 0 or more, to before LAST; none lies between these")
+        raise UsageError(f"{option} {text!r}: from FIRST, 0 or more, to before LAST; none lies between these")
     return seeds
 
 

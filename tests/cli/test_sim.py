@@ -134,3 +134,16 @@ def test_faults_of_rollouts_are_drawn_and_reported(run: Run) -> None:
     assert code == 0
     found = json.loads(out)
     assert (found["seeds"], found["failed"]) == (5, 0) and found["verdicts"]["accepted"] >= found["prompts"] > 0
+
+
+def test_whole_nodes_measure_drawn_networks_and_a_wrong_range_is_named(run: Run, tmp_path: Path) -> None:
+    quick = ("--versions", 1, "--settle", 3, *QUICK)
+    code, out, _ = run("swarm", "--draw", "11:12", *quick, "--json", tmp_path / "drawn.json")
+    assert code == 0
+    found = json.loads((tmp_path / "drawn.json").read_text())
+    (network,) = found["networks"]
+    (version,) = network["versions"]
+    assert found["worst"] == version["ratio"] > 1.0
+    assert "seed 11" in out and "median" in out
+    code, _, err = run("swarm", "--draw", "many")
+    assert code == 2 and "--draw" in err

@@ -12,14 +12,15 @@ from peer_parts import Told, until
 
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
-from p2psync.net.measuring import LARGE, QUIET, MeasureConfig, Measuring
+from p2psync.net.measuring import Measuring
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Vet
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.monitor import LARGE, QUIET, MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.store.store_parts import KEY, make_pack
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.net.fading import HALF, Fading
+from p2psync.swarm.control.fading import HALF, Fading
 
 
 def test_a_window_that_closes_for_a_fifth_of_a_second_hardly_changes_the_rate() -> None:

@@ -8,8 +8,8 @@ from typing import cast
 
 import pytest
 
-from p2psync.net.junk import JunkPumps
-from p2psync.net.peers import PeerTable
+from p2psync.swarm.control.connections import Connections
+from p2psync.swarm.control.probe_sender import ProbeSender
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ async def test_only_what_is_to_show_all_that_a_path_gives_begins_as_on_a_new_con
     rate: float, begun: list[int]
 ) -> None:
     lines = [Line(), Line(), Line()]
-    pumps = JunkPumps(cast(PeerTable, Table(*lines)), 2, lambda peer, sent: None)
+    pumps = ProbeSender(cast(Connections, Table(*lines)), 2, lambda peer, sent: None, asyncio.get_running_loop())
     pumps.start("a", 1 << 20, asyncio.get_running_loop().time() + 60, rate)
     assert [line.begun for line in lines] == begun
     pumps.close()

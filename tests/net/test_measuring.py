@@ -15,16 +15,18 @@ import uvloop
 from peer_parts import SHORT, Raw, Run, Told, hello, until
 
 from p2psync.errors import UsageError
-from p2psync.net import measuring as measuring_module
-from p2psync.net import peers, tcp
-from p2psync.net.junk import FRAME
-from p2psync.net.measuring import MeasureConfig, Measuring
+from p2psync.net import tcp
+from p2psync.net.measuring import Measuring
 from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauge import Gauge
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probing import Prober
+from p2psync.swarm.control import monitor as measuring_module
+from p2psync.swarm.control import stream_count
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.probe_sender import FRAME_BYTES
+from p2psync.swarm.control.probing import Prober
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -332,7 +334,7 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         assert junk[-1] == {"x"}
         got = 0
         while got < one.junk_sent:
-            got += sum(len(FRAME) for message in await raw.hear() if isinstance(message, ProbePadding))
+            got += sum(FRAME_BYTES for message in await raw.hear() if isinstance(message, ProbePadding))
         junk.clear()
         await until(lambda: junk)
         assert stream.backlog, "chunks wait"
@@ -358,8 +360,8 @@ def test_junk_that_nobody_asked_for_ends_the_connection(run: Run) -> None:
 
 
 def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "IDLE", 0.05)
-    monkeypatch.setattr(peers, "MORE_EVERY", 0.0)
+    monkeypatch.setattr(stream_count, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_count, "DIAL_PAUSE_SECONDS", 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from p2psync.net.paces import REST, Paces
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.gauges import Reading
-from p2psync.swarm.pacing import FIRST, QUEUE
-from p2psync.swarm.renewal import HELD
+from p2psync.swarm.control.gauges import TcpSample
+from p2psync.swarm.control.paces import REST, Paces
+from p2psync.swarm.control.pacing import FIRST, QUEUE
+from p2psync.swarm.control.renewal import HELD
 
 PART = 125_000 * 10.0
 PLAN = NodePlan(1, ["far", "near"], [1], [TreePosition(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])
@@ -61,7 +61,7 @@ class Node:
         self.paces = Paces(cast(Any, Table(*lines)), stops=stops)
         self.paces.planned(PLAN)
         self.now = 0.0
-        self._readings = {line: Reading(line.peer) for line in lines}
+        self._readings = {line: TcpSample(line.peer) for line in lines}
 
     def run(
         self, seconds: float, lost: float, pumped: tuple[str, ...] = (), *, rate: float = PART, tick: float = 0.25
@@ -72,7 +72,7 @@ class Node:
                 came, again = int(rate * tick), int(lost * rate * tick)
                 if not line.carries:
                     came = again = 0
-                self._readings[line] = Reading(
+                self._readings[line] = TcpSample(
                     line.peer,
                     delivered=before.delivered + came,
                     sent=before.sent + came + again,

@@ -12,9 +12,9 @@ from p2psync.engines.relay import RelayEngine
 from p2psync.membership.records import NodeInfo
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
-from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.store.packs import Store
+from p2psync.swarm.control.monitor import MeasureConfig
 from p2psync.swarm.follower import AbandonStage, Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
 

@@ -11,9 +11,9 @@ from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, Me
 from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
-from p2psync.swarm.gauges import Gauges
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.told_paths import PATHS_IN_ALL, most_paths
 from p2psync.swarm.node import NodeConfig
-from p2psync.swarm.told_paths import PATHS_IN_ALL, most_paths
 
 MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, SuppressProbes, UplinkRate
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauges, Reading
-from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
-from p2psync.swarm.probing import Prober
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauges import Gauges, TcpSample
+from p2psync.swarm.control.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.control.probing import Prober
 
 STEP = 0.05
 MBIT = 125_000.0
@@ -194,11 +194,11 @@ class World:
 
     def _tick(self) -> None:
         for host in self.hosts.values():
-            readings: dict[Hashable, Reading] = {}
+            readings: dict[Hashable, TcpSample] = {}
             for other in self.hosts.values():
                 sent, came = self._moved.get((host.name, other.name), 0), self._moved.get((other.name, host.name), 0)
                 if other is not host and (sent or came):
-                    readings[other.name] = Reading(
+                    readings[other.name] = TcpSample(
                         other.name,
                         delivered=int(sent),
                         received=int(came),

@@ -7,8 +7,8 @@ from collections.abc import Hashable
 
 import pytest
 
-from p2psync.swarm.best import Best
-from p2psync.swarm.gauges import Gauges, Reading
+from p2psync.swarm.control.best import Best
+from p2psync.swarm.control.gauges import Gauges, TcpSample
 
 MBIT = 125_000
 TICK = 0.25
@@ -20,7 +20,7 @@ class Feed:
     def __init__(self) -> None:
         self.gauges = Gauges()
         self.now = 0.0
-        self.counters: dict[Hashable, Reading] = {}
+        self.counters: dict[Hashable, TcpSample] = {}
         self.junk: set[str] = set()
 
     def run(
@@ -41,9 +41,9 @@ class Feed:
         for _ in range(round(seconds / tick)):
             self.now += tick
             for peer in {*sent, *received}:
-                before = self.counters.get(peer, Reading(peer))
+                before = self.counters.get(peer, TcpSample(peer))
                 out = int(sent.get(peer, 0) * MBIT * tick)
-                self.counters[peer] = Reading(
+                self.counters[peer] = TcpSample(
                     peer,
                     delivered=before.delivered + out,
                     received=before.received + int(received.get(peer, 0) * MBIT * tick),
@@ -385,9 +385,9 @@ def test_late_ticks_and_new_connections_are_no_measure() -> None:
     feed.run(4, {"a": 50}, tick=2.0)
     assert feed.gauges.paths["a"].sent.value == 0
     gauges = Gauges()
-    gauges.read({1: Reading("a", delivered=10**9, backlog=1)}, 0.0)
-    gauges.read({2: Reading("a", delivered=10**9, backlog=1)}, 0.25)
-    gauges.read({1: Reading("a", delivered=0, backlog=1), 2: Reading("a", backlog=1)}, 0.5)  # counters begin anew
+    gauges.read({1: TcpSample("a", delivered=10**9, backlog=1)}, 0.0)
+    gauges.read({2: TcpSample("a", delivered=10**9, backlog=1)}, 0.25)
+    gauges.read({1: TcpSample("a", delivered=0, backlog=1), 2: TcpSample("a", backlog=1)}, 0.5)  # counters begin anew
     assert gauges.up.value == 0
 
 

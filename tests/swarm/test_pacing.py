@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from p2psync.swarm.pacing import ALONE, FIRST, FREE, LEAST, MANY, PATIENCE, QUEUE, Pace, haste
+from p2psync.swarm.control.pacing import ALONE, FIRST, FREE, LEAST, MANY, PATIENCE, QUEUE, Pace, haste
 
 PART = 2e6
 

@@ -8,10 +8,10 @@ import pytest
 from probing_parts import CONFIG, MBIT, Host, World, prober, told
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, UplinkRate
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probe_actions import Expel, Pump, StopPump, Tell
-from p2psync.swarm.probing import FULL, Prober
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.control.probing import FULL, Prober
 
 
 def test_a_peer_gets_no_more_than_the_budget_however_often_it_asks() -> None:

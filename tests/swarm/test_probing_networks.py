@@ -8,10 +8,10 @@ import pytest
 from probing_parts import CONFIG, MBIT, Host, World, asking, told
 
 from p2psync.protocol.messages import SuppressProbes, UplinkRate
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probe_jobs import Jobs
-from p2psync.swarm.probing import HUSHED
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.probe_jobs import Jobs
+from p2psync.swarm.control.probing import HUSHED
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2psync.swarm.renewal import BY, FROM, HELD, LEAST, TRIPS, Renewals
+from p2psync.swarm.control.renewal import BY, FROM, HELD, LEAST, TRIPS, Renewals
 
 LOOK = 0.25
 

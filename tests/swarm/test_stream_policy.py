@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.gauge import Gauge
-from p2psync.swarm.streams import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.streams import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
 
 MBIT = 125_000
 TICK = 0.25

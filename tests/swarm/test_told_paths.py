@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from p2psync.swarm.gauge import Gauge
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.told_paths import SAME_TIME, TURN_EVERY
+from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.told_paths import SAME_TIME, TURN_EVERY
 
 
 def measured(rate: float = 1e6, used_at: float = 0.0) -> Gauge:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2psync.swarm.gauges import Reading
-from p2psync.swarm.uplink_pace import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPace
+from p2psync.swarm.control.gauges import TcpSample
+from p2psync.swarm.control.uplink_pace import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPace
 
 TICK = 0.25
 UPLINK = 1e7
@@ -40,7 +40,7 @@ class Node:
             self.sent += int(through * TICK / 4)
             held = self.eager and bool(self.pace.rate)
             readings = {
-                peer: Reading(peer, delivered=self.sent, sent=self.sent, backlog=self.waits, delay=self.delay)
+                peer: TcpSample(peer, delivered=self.sent, sent=self.sent, backlog=self.waits, delay=self.delay)
                 for peer in "abcd"
             }
             self.pace.read(readings, self.now, known=self.known, planned=self.planned, held=held)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.swarm.vigour import ENOUGH, GROWING, GROWS, HELPED, LACK, LOOK, LOSES, TRIES, Vigour
+from p2psync.swarm.control.vigour import ENOUGH, GROWING, GROWS, HELPED, LACK, LOOK, LOSES, TRIES, Vigour
 
 PLANNED = 2e6
 

@@ -91,3 +91,82 @@ def test_a_link_loses_the_given_share() -> None:
     lost = [link.lose(12, rng) for _ in range(50_000)]
     assert sum(lost) / (12 * 50_000) == pytest.approx(0.01, rel=0.05)
     assert max(lost) >= 2
+
+
+class Line:
+    """A connection over one link, with all that it is given to send."""
+
+    def __init__(self, control: CongestionControl, *, rate: float = 40.0, rtt: float = 0.1, loss: float = 0.0) -> None:
+        self.clock = VirtualClock(1)
+        self.link = LinkDirection(rate * MBIT, rate * MBIT * rtt, loss)
+        self.connection = TcpConnection(
+            self.clock, random.Random(1), [(self.link, rtt / 2)], rtt / 2, control, on_message=lambda message: None
+        )
+        self.connection.handshake()
+
+    def run(self, seconds: float) -> float:
+        """Returns the Mbit/s that were delivered."""
+        before = self.connection.delivered
+        self.clock.run(self.clock.now + seconds, lambda: False)
+        return (self.connection.delivered - before) / seconds / MBIT
+
+
+@pytest.mark.parametrize("control", [Bbr, Cubic])
+def test_a_limit_on_pacing_holds_a_connection_and_is_lifted(control: Callable[[], CongestionControl]) -> None:
+    line = Line(control())
+    line.connection.limit = 8 * MBIT
+    line.connection.send(100 << 20, "all")
+    line.run(2.0)
+    # Headers count, too, and BBR tries a little less now and then.
+    assert 7.0 < line.run(3.0) < 8.0
+    line.connection.limit = float("inf")
+    line.run(4.0)
+    assert line.run(3.0) > 14.0
+
+
+def test_bytes_sent_again_are_counted_and_all_arrive() -> None:
+    line = Line(Bbr(), loss=0.02)
+    line.connection.send(4 << 20, "all")
+    line.run(30.0)
+    connection = line.connection
+    assert connection.received == connection.received_in_order == connection.delivered == 4 << 20
+    assert connection.sent - connection.resent == 4 << 20
+    assert connection.resent == pytest.approx(0.02 * connection.sent, rel=0.5)
+    assert connection.lost_unsent == 0
+
+
+def test_the_least_round_trip_is_that_of_the_empty_path() -> None:
+    line = Line(Bbr())
+    assert line.connection.min_rtt == line.connection.srtt == pytest.approx(0.1)
+    line.connection.send(20 << 20, "all")
+    line.run(3.0)
+    assert line.connection.min_rtt == pytest.approx(0.1)
+    assert line.connection.srtt > 0.1
+
+
+def test_a_restart_keeps_the_window_and_looks_for_the_rate_of_a_new_path() -> None:
+    line = Line(Bbr(), rate=5.0)
+    line.connection.send(1 << 30, "all")
+    line.run(5.0)
+    window = line.connection.congestion.cwnd
+    line.link.rate = 80 * MBIT
+    line.connection.restart(Bbr())
+    assert line.connection.congestion.cwnd == window
+    assert isinstance(line.connection.congestion, Bbr) and line.connection.congestion.state == "startup"
+    line.run(1.0)
+    assert line.run(1.0) > 60.0
+
+
+def test_a_flow_that_restarts_from_idle_does_not_stop_to_measure_its_round_trip() -> None:
+    line = Line(Bbr())
+    line.connection.send(20 << 20, "all")
+    line.run(11.0)
+    line.run(15.0)
+    line.connection.send(1 << 30, "more")
+    stopped = []
+    for _ in range(80):
+        line.run(0.1)
+        bbr = line.connection.congestion
+        assert isinstance(bbr, Bbr)
+        stopped.append(bbr.state == "probe_rtt")
+    assert not any(stopped)

@@ -28,6 +28,12 @@ class CongestionControl(Protocol):
     def lost(self, now: float, inflight: float) -> None:
         """Hears that a packet was lost."""
 
+    def restarts_from_idle(self) -> None:
+        """Hears that bytes leave while none are in flight."""
+
+    def begin(self, now: float, cwnd: float, min_rtt: float, srtt: float) -> None:
+        """Takes over a connection that has this window and these round trips."""
+
 
 class Bbr:
     """Paces at the greatest delivery rate of ten round trips, and holds two bandwidth-delay products in flight."""
@@ -54,6 +60,7 @@ class Bbr:
         self._phase, self._phase_at = 0, 0.0
         self._recovers_until, self._saved_window = 0.0, 0.0
         self._probes_rtt_until = 0.0
+        self._was_idle = False
 
     @property
     def bandwidth(self) -> float:
@@ -83,8 +90,22 @@ class Bbr:
             self.cwnd = max(inflight, MIN_WINDOW)
             self._recovers_until = now + (self.min_rtt if math.isfinite(self.min_rtt) else 0.1)
 
+    def restarts_from_idle(self) -> None:
+        """See `CongestionControl`. The next round trip is fresh, so that none is measured with a least window."""
+        self._was_idle = True
+
+    def begin(self, now: float, cwnd: float, min_rtt: float, srtt: float) -> None:
+        """See `CongestionControl`."""
+        self.cwnd, self.min_rtt, self._min_rtt_at = cwnd, min_rtt, now
+        if srtt:
+            self.pacing = self.STARTUP_GAIN * cwnd / srtt
+
     def _see_rtt(self, now: float, rtt: float) -> None:
         is_old = now - self._min_rtt_at > self.MIN_RTT_SECONDS
+        was_idle, self._was_idle = self._was_idle, False
+        if is_old and was_idle:
+            self.min_rtt, self._min_rtt_at = rtt, now
+            return
         if rtt > self.min_rtt and not is_old:
             return
         if is_old and rtt > self.min_rtt and self.state == "probe":
@@ -194,6 +215,13 @@ class Cubic:
         self._window_max = self.cwnd if self.cwnd >= self._window_max else fast_convergence
         self.cwnd = self._threshold = max(self.cwnd * self.BETA, MIN_WINDOW)
         self._epoch_at = None
+
+    def restarts_from_idle(self) -> None:
+        """See `CongestionControl`."""
+
+    def begin(self, now: float, cwnd: float, min_rtt: float, srtt: float) -> None:
+        """See `CongestionControl`."""
+        self.cwnd, self.min_rtt = cwnd, min_rtt
 
     def _slow_start(self, size: int, rtt: float) -> None:
         self.cwnd += size

@@ -15,12 +15,12 @@ from p2psync.net.addresses import advertised_hosts, is_loopback, listen_host
 from p2psync.net.background import BackgroundLoop
 from p2psync.net.hub_client import HubClient
 from p2psync.net.listening import announced_hosts
-from p2psync.net.measuring import MeasureConfig
 from p2psync.net.runner import NodeRunner
 from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
+from p2psync.swarm.control.monitor import MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.orders import ServeOrder

@@ -24,9 +24,9 @@ from typing import TypeVar
 
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.best import LASTING, Best, Run, lasting
-from p2psync.swarm.gauge import Course, Gauge
-from p2psync.swarm.told_paths import Unreached, most_useful
+from p2psync.swarm.control.best import LASTING, Best, Run, lasting
+from p2psync.swarm.control.gauge import Course, Gauge
+from p2psync.swarm.control.told_paths import Unreached, most_useful
 
 #: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
 SHORTEST, LONGEST = 0.05, 1.0
@@ -46,7 +46,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TcpSample:
     """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
 
     delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
@@ -111,12 +111,12 @@ class Gauges:
         self.received = 0
         self._moved = Run()
         self._course = Course()
-        self._last: dict[Hashable, Reading] = {}
+        self._last: dict[Hashable, TcpSample] = {}
         self._read_at: dict[Hashable, float] = {}
         self._junk: Collection[str] = ()
         self._told = NodeStatistics()
 
-    def read(self, readings: Mapping[_Key, Reading], now: float, junk: Collection[str] = ()) -> None:
+    def read(self, readings: Mapping[_Key, TcpSample], now: float, junk: Collection[str] = ()) -> None:
         """The counters of all connections that do anything, by whatever names connections; now: seconds.
 
         junk: peers to whom junk is sent. It may be one of several that probe their downlink together, so that little
@@ -152,7 +152,7 @@ class Gauges:
 
     def round_trip(self, peer: str, seconds: float) -> None:
         """A round trip was timed in another way than by the kernel; the least counts."""
-        self._learn_rtt(Reading(peer, rtt=seconds))
+        self._learn_rtt(TcpSample(peer, rtt=seconds))
 
     def failed(self, peer: str, failed: bool = True) -> None:
         """A connection to this peer could not be opened; or one was, after all."""
@@ -187,7 +187,7 @@ class Gauges:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _learn_rtt(self, reading: Reading) -> None:
+    def _learn_rtt(self, reading: TcpSample) -> None:
         gauge = self.paths.get(reading.peer)
         if gauge is None:
             gauge = self.paths[reading.peer] = Gauge(failed=self.unreached.discard(reading.peer))
@@ -289,7 +289,7 @@ class Gauges:
             gauge.losses.add(flow.sent, flow.resent)
 
 
-def _count(flow: _Flow, before: Reading, after: Reading, since: float) -> None:
+def _count(flow: _Flow, before: TcpSample, after: TcpSample, since: float) -> None:
     flow.delivered += max(0, after.delivered - before.delivered)
     flow.received += max(0, after.received - before.received)
     flow.sent += max(0, after.sent - before.sent)

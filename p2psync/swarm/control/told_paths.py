@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
 from p2psync.membership.checks import MAX_PATHS
-from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.control.gauge import Gauge
 
 #: Paths that all members together tell of, about: a hub holds them all, and each plan is made from them. And as many as
 #: a node tells of in the largest swarm: its own part of the plan, and its peers in other regions.

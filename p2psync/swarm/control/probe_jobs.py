@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from p2psync.swarm.best import NEAR
-from p2psync.swarm.budget import ProbeConfig
-from p2psync.swarm.gauges import Gauges
+from p2psync.swarm.control.best import NEAR
+from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.gauges import Gauges
 
 #: A way that carried this part of what the plan counts on has shown that it can.
 CARRIED = 0.7

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from p2psync.swarm.gauges import LONGEST, TALK, Reading
+from p2psync.swarm.control.gauges import LONGEST, TALK, TcpSample
 
 #: An uplink of which the plan takes so much is what holds its node up.
 BINDS = 0.6
@@ -40,11 +40,13 @@ class UplinkPace:
         self.rate = 0.0
         self._given = 0.0
         self._seen: deque[tuple[float, int]] = deque()
-        self._last: dict[Hashable, Reading] = {}
+        self._last: dict[Hashable, TcpSample] = {}
         self._read_at = 0.0
         self._was_full = False
 
-    def read(self, readings: Mapping[_Key, Reading], now: float, *, known: float, planned: float, held: bool) -> float:
+    def read(
+        self, readings: Mapping[_Key, TcpSample], now: float, *, known: float, planned: float, held: bool
+    ) -> float:
         """The counters of all connections that do anything; now: seconds. Returns the rate.
 
         known: bytes a second that the uplink is known to give, 0: it is not. planned: what the plan has this node send.
@@ -79,7 +81,7 @@ class UplinkPace:
     def _base(self, known: float) -> float:
         return max(self._given or known, SURE * known)
 
-    def _is_full(self, readings: Iterable[Reading]) -> bool:
+    def _is_full(self, readings: Iterable[TcpSample]) -> bool:
         return sum(reading.backlog for reading in readings) > max(FULL_LEAST, FULL_SECONDS * self.rate)
 
     def _span(self, seconds: float, delivered: int, *, pressed: bool) -> float:
@@ -94,7 +96,7 @@ class UplinkPace:
         return sum(moved for _, moved in self._seen) / spent if spent >= SPAN else 0.0
 
 
-def _rise(flows: Iterable[tuple[Reading, Reading]]) -> float:
+def _rise(flows: Iterable[tuple[TcpSample, TcpSample]]) -> float:
     """By how much the rate may rise, by the least delay of the connections that carry something."""
     delay = min((after.delay for before, after in flows if after.sent - before.sent > TALK // 4), default=0.0)
     return LEAP if delay < IDLE else STEP if delay < BUSY else 1.0

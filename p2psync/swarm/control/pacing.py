@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.tally import Tally
+from p2psync.swarm.control.tally import Tally
 
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.

@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.best import NEAR, Best
-from p2psync.swarm.gauge import Gauge
+from p2psync.swarm.control.best import NEAR, Best
+from p2psync.swarm.control.gauge import Gauge
 
 #: Congestion controls that keep their rate where packets are lost now and then.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from p2psync.swarm.best import LEAST_LEFT, Best
+from p2psync.swarm.control.best import LEAST_LEFT, Best
 
 #: One that fell and gives so many times what was left has changed again.
 RISEN = 2.0

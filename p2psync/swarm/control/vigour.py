@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.tally import Tally
+from p2psync.swarm.control.tally import Tally
 
 #: A path lacks vigour that brings less than this part of what is planned.
 LACK = 0.65

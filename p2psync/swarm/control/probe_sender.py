@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from p2psync.net.peers import PeerTable
-from p2psync.net.stream import PeerStream
 from p2psync.protocol.messages import ProbePadding, encode_control
+from p2psync.swarm.control.connections import Connection, Connections, Scheduler, TimerHandle
 
-#: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
-FRAME = encode_control(ProbePadding(memoryview(os.urandom(32 << 10))))
+#: Bytes of padding in a frame, and of the whole frame.
+PADDING_BYTES = 32 << 10
+FRAME_BYTES = len(encode_control(ProbePadding(memoryview(bytes(PADDING_BYTES)))))
 #: How often connections are filled (seconds), and up to how many bytes that wait in user space.
 TURN = 0.005
 FILL = 192 << 10
@@ -26,10 +24,10 @@ class _Flow:
     sent: int = 0
 
 
-class JunkPumps:
+class ProbeSender:
     """The junk that one node sends."""
 
-    def __init__(self, peers: PeerTable, width: int, ended: Callable[[str, int], None]) -> None:
+    def __init__(self, peers: Connections, width: int, ended: Callable[[str, int], None], loop: Scheduler) -> None:
         """width: connections of a peer to use. ended: told of each pump once, with its peer and the bytes it sent."""
         self._peers = peers
         self._width = width
@@ -38,9 +36,9 @@ class JunkPumps:
         self.sent = 0
         self._flows: dict[str, _Flow] = {}
         #: How many bytes of a connection have left once its last junk has.
-        self._ends: dict[PeerStream, int] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._loop = asyncio.get_running_loop()
+        self._ends: dict[Connection, int] = {}
+        self._timer: TimerHandle | None = None
+        self._loop = loop
 
     @property
     def peers(self) -> Collection[str]:
@@ -67,7 +65,7 @@ class JunkPumps:
             for stream in self._peers.streams(peer)[: self._width]:
                 stream.begin_anew()
         if self._timer is None:
-            self._timer = self._loop.call_soon(self._turn)  # type: ignore[assignment]
+            self._timer = self._loop.call_later(0, self._turn)
 
     def stop(self, peer: str) -> None:
         """Send no more to this peer. What the connections took already still leaves."""
@@ -100,9 +98,9 @@ class JunkPumps:
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
             stream.hold_to(flow.rate / len(streams))
-            while stream.backlog < FILL and flow.left >= len(FRAME):
-                stream.send_frame(FRAME)
-                flow.left -= len(FRAME)
-                flow.sent += len(FRAME)
-                self.sent += len(FRAME)
-        return bool(streams) and flow.left >= len(FRAME)
+            while stream.backlog < FILL and flow.left >= FRAME_BYTES:
+                stream.send_padding()
+                flow.left -= FRAME_BYTES
+                flow.sent += FRAME_BYTES
+                self.sent += FRAME_BYTES
+        return bool(streams) and flow.left >= FRAME_BYTES

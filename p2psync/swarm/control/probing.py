@@ -33,12 +33,12 @@ from p2psync.protocol.messages import (
     SuppressProbes,
     UplinkRate,
 )
-from p2psync.swarm.best import NEAR, Best
-from p2psync.swarm.budget import Budget, ProbeConfig, Steady
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
-from p2psync.swarm.probe_jobs import Job, Jobs
-from p2psync.swarm.probe_peers import ProbePeer, ProbePeers
+from p2psync.swarm.control.best import NEAR, Best
+from p2psync.swarm.control.budget import Budget, ProbeConfig, Steady
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
+from p2psync.swarm.control.probe_jobs import Job, Jobs
+from p2psync.swarm.control.probe_peers import ProbePeer, ProbePeers
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0

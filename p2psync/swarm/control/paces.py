@@ -1,5 +1,5 @@
 """Holds connections to the parts that the plan gives them, where they lose much, and has those begin anew that bring
-far less, or would be stopped: the shell of `swarm.pacing`, `swarm.vigour` and `swarm.renewal`."""
+far less, or would be stopped: joins `pacing`, `vigour` and `renewal` to a node's connections."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
-from p2psync.net import tcp
-from p2psync.net.peers import PeerTable
-from p2psync.net.stream import PeerStream
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.gauges import LONGEST, MBIT, TALK, Reading
-from p2psync.swarm.pacing import Pace, haste
-from p2psync.swarm.renewal import Renewals
-from p2psync.swarm.vigour import Vigour
+from p2psync.swarm.control.connections import NEAR_RTT, Connection, Connections
+from p2psync.swarm.control.gauges import LONGEST, MBIT, TALK, TcpSample
+from p2psync.swarm.control.pacing import Pace, haste
+from p2psync.swarm.control.renewal import Renewals
+from p2psync.swarm.control.vigour import Vigour
 
 #: Of one connection: seconds since it was read last, its reading then, and now.
-_Moved: TypeAlias = tuple[float, Reading, Reading]
+_Moved: TypeAlias = tuple[float, TcpSample, TcpSample]
 #: A connection is idle that carried nothing but small messages for so long; it begins anew so often (seconds).
 IDLE, REST = 2.0, 4.0
 
@@ -25,7 +23,7 @@ IDLE, REST = 2.0, 4.0
 class Paces:
     """The paces of one node's children. Near ones are not held: between them nothing is lost for long."""
 
-    def __init__(self, peers: PeerTable, *, stops: bool = True) -> None:
+    def __init__(self, peers: Connections, *, stops: bool = True) -> None:
         """stops: far connections may use a congestion control that stops them once they are ten seconds old."""
         self._peers = peers
         self.stops = stops
@@ -35,8 +33,8 @@ class Paces:
         #: Bytes a second that the plan foresees for a transfer.
         self._rate = 0.0
         #: When connections that carry nothing began anew last.
-        self._rested: dict[PeerStream, float] = {}
-        self._last: dict[PeerStream, tuple[Reading, float]] = {}
+        self._rested: dict[Connection, float] = {}
+        self._last: dict[Connection, tuple[TcpSample, float]] = {}
         #: How many connections to a peer carried what was sent to it last.
         self._carrying: dict[str, int] = {}
         #: Whom a limit was set for.
@@ -62,10 +60,10 @@ class Paces:
         """
         times = haste(nbytes / self._rate) if self._rate else 1.0
         begun = self._paces.keys() & set(quiet)
-        for name in begun:
+        for name in sorted(begun):
             self._paces[name].begin(times)
         self._hold((), now)
-        for name in begun:
+        for name in sorted(begun):
             self._begin_anew(name, now)
 
     def rest(self, now: float) -> None:
@@ -79,7 +77,7 @@ class Paces:
             return
         alive = set(self._peers.all_streams())
         self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
-        for stream in alive:
+        for stream in self._peers.all_streams():
             if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(IDLE) and stream.may_begin_anew:
                 self._rested[stream] = now
                 stream.begin_anew()
@@ -93,13 +91,13 @@ class Paces:
         self.held |= {name}
         self._begin_anew(name, now)
 
-    def read(self, readings: Mapping[PeerStream, Reading], now: float, pumped: Collection[str]) -> None:
+    def read(self, readings: Mapping[Connection, TcpSample], now: float, pumped: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
         which some is meant to be lost."""
         flows: dict[str, list[_Moved]] = {}
         for stream, reading in readings.items():
             before, at = self._last.get(stream, (reading, now))
-            if now > at and reading.rtt > tcp.NEAR_RTT:
+            if now > at and reading.rtt > NEAR_RTT:
                 flows.setdefault(reading.peer, []).append((now - at, before, reading))
         for name, pace in self._paces.items():
             _look(pace, [] if name in pumped else flows.get(name, []))
@@ -146,7 +144,7 @@ class Paces:
         wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
         for name, rate in self._renewals.limits(now).items():
             wanted[name] = min(rate, wanted.get(name, rate))
-        for name in (wanted.keys() | self.held).difference(pumped):
+        for name in sorted((wanted.keys() | self.held).difference(pumped)):
             self._hold_one(name, wanted.get(name, 0.0))
         self.held = frozenset(wanted) | self.held.intersection(pumped)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from p2psync.swarm.best import LASTING, lasting
+from p2psync.swarm.control.best import LASTING, lasting
 
 #: Bytes from which on something flows.
 _BEGUN = 32 << 10

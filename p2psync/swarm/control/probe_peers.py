@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from p2psync.swarm.best import NEAR
-from p2psync.swarm.budget import ProbeConfig, Steady
-from p2psync.swarm.gauges import Gauges
-from p2psync.swarm.probe_jobs import MORE, Job
+from p2psync.swarm.control.best import NEAR
+from p2psync.swarm.control.budget import ProbeConfig, Steady
+from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.probe_jobs import MORE, Job
 
 #: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
 LOOKS = 2

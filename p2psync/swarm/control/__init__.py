@@ -1,0 +1,1 @@
+"""Measures a node's paths and controls its connections, from TCP counters. Sans-I/O."""

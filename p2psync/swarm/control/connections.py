@@ -1,0 +1,112 @@
+"""What the control sees of a node's TCP connections and of time: the interfaces that a driver implements.
+
+The control reads samples, sets rates and restarts congestion control through these; `p2psync.net` implements them over
+sockets and an event loop, `p2psync.topology.virtual` over virtual TCP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from p2psync.protocol.messages import Control
+from p2psync.swarm.control.gauges import TcpSample
+
+#: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
+#: bring, and a machine with other things to do is late for them.
+NEAR_RTT = 0.002
+
+
+class Connection(Protocol):
+    """One TCP connection to a peer. Bytes and seconds. Equal only to itself."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def peer(self) -> str | None:
+        """Its name; None before it greeted."""
+
+    @property
+    def written(self) -> int:
+        """Bytes given to the connection so far."""
+
+    @property
+    def got(self) -> int:
+        """Bytes that came in order so far."""
+
+    @property
+    def backlog(self) -> int:
+        """Bytes in user space that wait to be sent."""
+
+    @property
+    def left(self) -> int:
+        """Bytes so far that wait neither in user space nor in the kernel to be sent."""
+
+    @property
+    def local(self) -> bool:
+        """Whether the other side is on this machine."""
+
+    @property
+    def may_begin_anew(self) -> bool:
+        """Whether a restart of congestion control costs no window just now."""
+
+    def begin_anew(self) -> None:
+        """Restarts congestion control: it looks for the path's rate as on a new connection."""
+
+    def hold_to(self, rate: float) -> None:
+        """Limits the pacing rate (bytes a second); 0: no limit."""
+
+    def idle(self, seconds: float) -> bool:
+        """Returns whether nothing but small messages moved for so long, and nothing waits."""
+
+    def reading(self) -> TcpSample:
+        """Returns the connection's counters."""
+
+    def send_padding(self) -> None:
+        """Sends one frame of probe padding, of `probe_sender.FRAME_BYTES`."""
+
+
+class Connections(Protocol):
+    """The connections of one node, by peer."""
+
+    @property
+    def chunk_at(self) -> float:
+        """When the last chunk was sent or had come."""
+
+    def streams(self, name: str) -> Sequence[Connection]:
+        """Returns the connections to a peer; none if it is not up."""
+
+    def all_streams(self) -> Iterator[Connection]:
+        """Returns the connections to all peers that are up."""
+
+    def dialled(self, name: str) -> bool:
+        """Returns whether this node opened the connections to a peer, and so is the one to open more."""
+
+    def set_streams(self, name: str, count: int) -> None:
+        """Opens connections to a dialled peer, or closes idle ones, towards this number."""
+
+    def send(self, name: str, message: Control) -> None:
+        """Sends a control message; drops it if the peer is gone."""
+
+    def hang_up(self, name: str, reason: str) -> None:
+        """Closes every connection to a peer."""
+
+
+class TimerHandle(Protocol):
+    """A call that was scheduled."""
+
+    def cancel(self) -> None:
+        """The call does not happen."""
+
+    def when(self) -> float:
+        """Returns the time of the call (seconds)."""
+
+
+class Scheduler(Protocol):
+    """Time, as an event loop has it."""
+
+    def time(self) -> float:
+        """Returns the time (seconds of any monotonic clock)."""
+
+    def call_later(self, delay: float, callback: Callable[[], Any]) -> TimerHandle:
+        """Schedules a call after so many seconds."""

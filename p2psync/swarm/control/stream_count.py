@@ -1,0 +1,39 @@
+"""Brings the connections to one peer towards a number: how many to dial now, and which to close."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from p2psync.protocol.messages import MAX_STREAMS
+from p2psync.swarm.control.connections import Connection
+
+#: A connection that is one too many is closed once nothing went over it for so long (seconds).
+IDLE_SECONDS = 2.0
+#: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
+DIAL_PAUSE_SECONDS = 5.0
+_Stream = TypeVar("_Stream", bound=Connection)
+
+
+class StreamCount:
+    """The number of connections to one peer that this node dialled."""
+
+    def __init__(self) -> None:
+        self._dials_from = float("-inf")
+
+    def to_dial(self, wanted: int, standing: int, under_way: int, now: float) -> int:
+        """Returns how many to dial now: those that are lacking, if that was not tried just before."""
+        lacking = _bounded(wanted) - standing - under_way
+        if lacking <= 0 or now < self._dials_from:
+            return 0
+        self._dials_from = now + DIAL_PAUSE_SECONDS
+        return lacking
+
+    @staticmethod
+    def to_close(wanted: int, streams: Sequence[_Stream]) -> list[_Stream]:
+        """Returns the connections beyond the number that are idle; what is not idle yet stays."""
+        return [stream for stream in streams[_bounded(wanted) :] if stream.idle(IDLE_SECONDS)]
+
+
+def _bounded(wanted: int) -> int:
+    return max(1, min(wanted, MAX_STREAMS))

@@ -1,0 +1,35 @@
+"""How long a connection takes to send what it is given, by its window, its limit and what waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2psync.swarm.control.fading import HALF
+from p2psync.swarm.control.send_time import LEAST_NOTSENT, MOST_NOTSENT, UNKNOWN_RATE, SendTime, notsent_for
+
+
+def test_what_waits_and_what_is_given_leave_at_the_windows_rate() -> None:
+    assert SendTime().seconds(1000, 500, 3000.0, 0.0, 0.0) == pytest.approx(0.5)
+
+
+def test_a_limit_below_the_windows_rate_counts() -> None:
+    estimate = SendTime()
+    assert estimate.seconds(1000, 0, 3000.0, 500.0, 0.0) == pytest.approx(2.0)
+    assert estimate.rate == 500.0
+
+
+def test_a_window_that_closes_for_a_moment_is_believed_to_open_again() -> None:
+    estimate = SendTime()
+    estimate.seconds(1000, 0, 4000.0, 0.0, 0.0)
+    assert estimate.seconds(1000, 0, 10.0, 0.0, HALF) == pytest.approx(0.5)
+    assert estimate.rate == 10.0
+
+
+def test_an_unknown_rate_is_assumed() -> None:
+    assert SendTime().seconds(int(UNKNOWN_RATE), 0, 0.0, 0.0, 0.0) == pytest.approx(1.0)
+
+
+def test_what_may_wait_in_the_kernel_is_a_power_of_two_within_bounds() -> None:
+    assert notsent_for(0.0) == LEAST_NOTSENT
+    assert notsent_for(1e9) == MOST_NOTSENT
+    assert notsent_for(1e6) == 64 << 10

@@ -1,0 +1,314 @@
+"""A whole node in virtual time: the exchange, the control of its connections, and its lease at the hub."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from p2psync.membership.client import MembershipClient
+from p2psync.membership.records import NodeInfo, NodeStatistics
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
+from p2psync.protocol.plan import NodePlan
+from p2psync.sim.clock import VirtualClock
+from p2psync.swarm.actions import Ban, Complete, Send, SendChunk, SwarmConfig, Vet, Widen
+from p2psync.swarm.control.monitor import MeasureConfig, NetworkMonitor
+from p2psync.swarm.control.stream_count import StreamCount
+from p2psync.swarm.core import Swarm
+from p2psync.topology.virtual.payload import VirtualPayload
+from p2psync.topology.virtual.stream import VirtualStream
+
+#: Seconds between pings of a stream: as `net.peers` has them.
+PING_SECONDS = 5.0
+_NEVER = float("inf")
+
+
+class ClockHandle:
+    """A call that was scheduled on a virtual clock."""
+
+    def __init__(self, when: float, callback: Callable[[], Any]) -> None:
+        self._when, self._callback = when, callback
+        self._is_cancelled = False
+
+    def cancel(self) -> None:
+        """See `TimerHandle`."""
+        self._is_cancelled = True
+
+    def when(self) -> float:
+        """See `TimerHandle`."""
+        return self._when
+
+    def fire(self) -> None:
+        """Makes the call unless it was cancelled."""
+        if not self._is_cancelled:
+            self._callback()
+
+
+class ClockScheduler:
+    """A `Scheduler` on a virtual clock."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def time(self) -> float:
+        """See `Scheduler`."""
+        return self._clock.now
+
+    def call_later(self, delay: float, callback: Callable[[], Any]) -> ClockHandle:
+        """See `Scheduler`."""
+        handle = ClockHandle(self._clock.now + delay, callback)
+        self._clock.at(handle.when(), handle.fire)
+        return handle
+
+
+class NodeListener(Protocol):
+    """What nodes ask of the swarm around them."""
+
+    def open_streams(self, node: VirtualNode, peer: str, count: int) -> None:
+        """A node dials so many further connections."""
+
+    def completed(self, node: VirtualNode, id: bytes) -> None:
+        """A node holds all chunks of a manifest."""
+
+    def banned(self, node: VirtualNode, peer: str, reason: str) -> None:
+        """A node closes all connections to a peer."""
+
+    def manifest(self, id: bytes) -> VirtualPayload:
+        """Returns the payload of a manifest."""
+
+
+class _Links:
+    """The streams to one peer. under_way: those that this node dials now."""
+
+    __slots__ = ("count", "dialled", "streams", "under_way")
+
+    def __init__(self, dialled: bool) -> None:
+        self.dialled = dialled
+        self.streams: list[VirtualStream] = []
+        self.under_way = 0
+        self.count = StreamCount()
+
+    def soonest(self, size: int) -> VirtualStream:
+        """Returns the stream that will have sent so many bytes more first."""
+        return min(self.streams, key=lambda stream: stream.takes(size))
+
+
+class VirtualConnections:
+    """The `Connections` of one node."""
+
+    def __init__(self, node: VirtualNode, clock: VirtualClock, listener: NodeListener) -> None:
+        self._node, self._clock, self._listener = node, clock, listener
+        self.links: dict[str, _Links] = {}
+        self.chunk_at = -_NEVER
+
+    def streams(self, name: str) -> Sequence[VirtualStream]:
+        """See `Connections`."""
+        links = self.links.get(name)
+        return links.streams if links is not None else ()
+
+    def all_streams(self) -> Iterator[VirtualStream]:
+        """See `Connections`."""
+        return itertools.chain.from_iterable(links.streams for links in self.links.values())
+
+    def dialled(self, name: str) -> bool:
+        """See `Connections`."""
+        links = self.links.get(name)
+        return links is not None and links.dialled
+
+    def set_streams(self, name: str, count: int) -> None:
+        """See `Connections`."""
+        links = self.links.get(name)
+        if links is None or not links.dialled:
+            return
+        missing = links.count.to_dial(count, len(links.streams), links.under_way, self._clock.now)
+        if missing:
+            links.under_way += missing
+            self._listener.open_streams(self._node, name, missing)
+        for stream in links.count.to_close(count, links.streams):
+            links.streams.remove(stream)
+            stream.other.retire()
+
+    def send(self, name: str, message: Control) -> None:
+        """See `Connections`. A manifest goes where it will have been sent first, as it is as large as a chunk."""
+        links = self.links.get(name)
+        if links is None or not links.streams:
+            return
+        stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
+        stream.send(message)
+
+    def send_chunk(self, name: str, chunk: Chunk) -> bool:
+        """Sends a chunk on the stream that will have sent it first; returns False if the peer is gone."""
+        links = self.links.get(name)
+        if links is None or not links.streams:
+            return False
+        self.chunk_at = self._clock.now
+        links.soonest(len(chunk.data)).send_chunk(chunk)
+        return True
+
+    def hang_up(self, name: str, reason: str) -> None:
+        """See `Connections`."""
+        self._listener.banned(self._node, name, reason)
+
+    def retired(self, stream: VirtualStream) -> None:
+        """The other end sends no more on this stream."""
+        links = self.links.get(stream.peer)
+        if links is not None and len(links.streams) > 1 and stream in links.streams:
+            links.streams.remove(stream)
+
+    def add(self, stream: VirtualStream, *, dialled: bool) -> None:
+        """A connection stands."""
+        links = self.links.setdefault(stream.peer, _Links(dialled))
+        links.streams.append(stream)
+        links.under_way -= links.under_way > 0
+
+
+class VirtualNode:
+    """One node. index: in the network."""
+
+    def __init__(self, info: NodeInfo, index: int, clock: VirtualClock, listener: NodeListener, seed: int) -> None:
+        rng = random.Random(seed)
+        self.info, self.name, self.index = info, info.node, index
+        self._clock, self._listener = clock, listener
+        self.swarm = Swarm(SwarmConfig(), rng, info.node)
+        self.membership = MembershipClient(info, rng)
+        self.connections = VirtualConnections(self, clock, listener)
+        self.monitor = NetworkMonitor(
+            info,
+            self.connections,
+            rng,
+            MeasureConfig(),
+            ClockScheduler(clock),
+            streams=0,
+            congestion="bbr",
+            on_measures=self._measured,
+            on_connections=self.swarm.connections,
+            on_pace=self.swarm.pace,
+            others_fetch=lambda: self.swarm.others_fetch,
+        )
+        self.payloads: dict[bytes, VirtualPayload] = {}
+        self._wake = _NEVER
+        self._token = 0
+        #: Told of each change of this node's statistics.
+        self.on_statistics: Callable[[], None] = lambda: None
+
+    def start(self) -> None:
+        """Begins to measure and to ping."""
+        self.monitor.start()
+        self._clock.after(PING_SECONDS, self._ping)
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+
+    def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, source: bool) -> None:
+        """A connection to a peer stands."""
+        self.connections.add(stream, dialled=dialled)
+        near = region == self.info.region
+        self.swarm.peer_up(stream.peer, near, self._clock.now, source=source)
+        self.monitor.peer_up(stream.peer, region)
+        self.drain()
+
+    def peer_down(self, name: str) -> None:
+        """All connections to a peer are gone."""
+        if self.connections.links.pop(name, None) is not None:
+            self.swarm.peer_down(name, self._clock.now)
+            self.monitor.peer_down(name)
+            self.drain()
+
+    def received(self, stream: VirtualStream, message: Message) -> None:
+        """See `StreamListener`."""
+        if isinstance(message, Chunk):
+            self.connections.chunk_at = self._clock.now
+        elif self.monitor.message(stream.peer, message):
+            return
+        self.swarm.receive(stream.peer, message, self._clock.now)
+        self.drain()
+
+    def flushed(self, peer: str, size: int) -> None:
+        """See `StreamListener`."""
+        self.swarm.flushed(peer, size, self._clock.now)
+        self.drain()
+
+    def retired(self, stream: VirtualStream) -> None:
+        """See `StreamListener`."""
+        self.connections.retired(stream)
+
+    def follow(self, plan: NodePlan) -> None:
+        """Takes this node's part of a plan."""
+        self.swarm.follow(plan, self._clock.now)
+        self.monitor.planned(plan)
+        self.drain()
+
+    def publish(self, payload: VirtualPayload) -> None:
+        """Serves a version of this node's own."""
+        self.monitor.transfer_begins(payload.nbytes)
+        self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
+        self.swarm.publish(payload.id, payload.signed)
+        self.swarm.begin(payload.id, payload.manifest, payload.all_chunks, payload.no_chunks, self._clock.now)
+        self.drain()
+
+    def fetch(self, payload: VirtualPayload) -> None:
+        """Begins to fetch a version, once."""
+        if payload.id[:SHORT_ID_BYTES] in self.payloads:
+            return
+        self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
+        self.monitor.transfer_begins(payload.nbytes)
+        self.swarm.begin(payload.id, payload.manifest, payload.no_chunks, payload.all_chunks, self._clock.now)
+        self.drain()
+
+    def end(self, payload: VirtualPayload) -> None:
+        """Stops exchanging a version."""
+        if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
+            self.swarm.end(payload.id)
+            self.drain()
+
+    # ---- outputs ---------------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Carries out the exchange's actions, and schedules its next wake-up."""
+        swarm = self.swarm
+        while actions := swarm.actions():
+            for action in actions:
+                match action:
+                    case Send():
+                        self.connections.send(action.peer, action.message)
+                    case SendChunk():
+                        self._send_chunk(action)
+                    case Widen():
+                        self.monitor.widen(action.peer, action.rate)
+                    case Complete():
+                        self._listener.completed(self, action.id)
+                    case Ban():
+                        self._listener.banned(self, action.peer, action.reason)
+                    case Vet():
+                        swarm.vetted(action, taken=True)
+                        self.fetch(self._listener.manifest(action.id))
+                    case _:
+                        pass
+        wake = swarm.next_wake()
+        if wake < self._wake:
+            self._wake = wake
+            self._clock.at(wake, self._wake_up, wake)
+
+    def _wake_up(self, wake: float) -> None:
+        if wake == self._wake:
+            self._wake = _NEVER
+            self.swarm.poll(self._clock.now)
+            self.drain()
+
+    def _send_chunk(self, action: SendChunk) -> None:
+        short = action.id[:SHORT_ID_BYTES]
+        payload = self.payloads.get(short)
+        if payload is None or not self.connections.send_chunk(
+            action.peer, Chunk(short, action.index, payload.chunks[action.index], action.tag)
+        ):
+            self.swarm.flushed(action.peer, action.size, self._clock.now)
+
+    def _measured(self, statistics: NodeStatistics) -> None:
+        self.membership.statistics = statistics
+        self.on_statistics()
+
+    def _ping(self) -> None:
+        for stream in list(self.connections.all_streams()):
+            self._token += 1
+            stream.send(Ping(self._token))
+        self._clock.after(PING_SECONDS, self._ping)
