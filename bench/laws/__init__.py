@@ -1,0 +1,1 @@
+"""Laws of exchange compared over drawn networks in virtual time: prototypes, not the product."""
