@@ -117,12 +117,11 @@ async def _run(options: TrainerOptions, superseded: str, show: EventOutput) -> N
     from p2psync.trainer.node import TrainerNode
 
     file = options.key_file
-    if file.exists():
-        key = read_key(file)
-    else:
-        key = make_key(file)
-        show(Note(f"{file} did not exist: made a new key there; actors that trust another key refuse it"))
+    is_new = not file.exists()
+    key = make_key(file) if is_new else read_key(file)
     config = _trainer_config(options, key, superseded)
+    if is_new:
+        show(Note(f"{file} did not exist: made a new key there; actors that trust another key refuse it"))
     work = DaemonLedger(options.store_directory, options.max_staleness) if options.rollouts else None
     node = TrainerNode(config, show) if work is None else TrainerNode(config, work.admit_before(show), work.mount)
     watching = WatchDaemon(node, options.watch, config=_watch_config(options), on_event=show)

@@ -39,7 +39,7 @@ class ProbeConfig:
     most: int = 64 << 20
     least: int = 64 << 10
     shortest: float = 1.6
-    longest: float = 4.0
+    longest: float = 20.0
     trips: float = 14.0
     up_fan: int = 2
     down_fan: int = 3
