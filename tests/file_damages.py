@@ -8,9 +8,9 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-#: What a damaged file holds at most is read into memory to be flipped (bytes).
+#: Flipping a bit reads at most so many bytes of a file into memory.
 _FLIPPED = 1 << 20
-#: What foreign files hold.
+#: The content of foreign files.
 FOREIGN = b"somebody's own" * 100
 
 

@@ -1,4 +1,4 @@
-"""What a law of exchange consists of: the parts that an ablation turns off."""
+"""The parts of a law of exchange, each of which an ablation can turn off."""
 
 from __future__ import annotations
 

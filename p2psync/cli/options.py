@@ -36,7 +36,7 @@ JsonTarget = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """What a node tells others of itself."""
+    """Options about a node that its peers and the hub learn."""
 
     advertise: Annotated[
         str,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointOptions:
-    """What of a checkpoint is published."""
+    """Options that select the files of a checkpoint to publish."""
 
     inside: Annotated[
         str | None,

@@ -1,4 +1,4 @@
-"""What the commands of benchmarks share: options of several words, messages, tables, and how they end."""
+"""Parts that the commands of benchmarks share: options of several words, messages, tables, and how they end."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_restart_goes_on_where_it_was(trainer: StoreWithBuilder) -> None:
 
 
 def owner_of(point: str) -> object:
-    """What has a step of a snapshot's change: the class, or its module."""
+    """Returns the owner of a step of a snapshot's change: the class, or its module."""
     return snapshots if hasattr(snapshots, point) else snapshots.Snapshot
 
 

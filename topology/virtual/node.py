@@ -63,7 +63,7 @@ class ClockScheduler:
 
 
 class NodeListener(Protocol):
-    """What nodes ask of the swarm around them."""
+    """The calls that a node makes to the swarm around it."""
 
     def open_streams(self, node: VirtualNode, peer: str, count: int) -> None:
         """A node dials so many further connections."""

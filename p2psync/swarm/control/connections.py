@@ -1,4 +1,4 @@
-"""What the control sees of a node's TCP connections and of time: the interfaces that a driver implements.
+"""The interfaces through which the control sees a node's TCP connections and time; a driver implements them.
 
 The control reads samples, sets rates and restarts congestion control through these; `p2psync.net` implements them over
 sockets and an event loop, `p2psync.topology.virtual` over virtual TCP.

@@ -291,7 +291,7 @@ class NetworkMonitor:
         self._on_pace(pace.read(readings, now, known=self.gauges.up.value, planned=planned, held=held))
 
     def _watch_streams(self, span: float, now: float) -> None:
-        # What is held to a rate tells nothing of how many connections it takes.
+        # A flow that is limited to a rate does not show how many connections the path needs.
         for name in self._up.difference(self._pumps.held, self._paces.held):
             gauge = self.gauges.paths.get(name)
             if gauge is not None and (gauge.pressed_since is not None or gauge.sending):

@@ -38,5 +38,5 @@ class SendTime:
 
 
 def notsent_for(rate: float) -> int:
-    """What may wait in the kernel at so many bytes a second: a power of two, so that it seldom changes."""
+    """Returns how many unsent bytes the kernel may hold at `rate` bytes/s: a power of two, so it seldom changes."""
     return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
