@@ -102,8 +102,8 @@ async def run(setup: ProbeSetup) -> None:
                 node=info.node,
                 seconds=time.monotonic() - begin,
                 statistics=measuring.gauges.statistics(),
-                padding_sent=measuring.junk_sent,
-                padding_received=measuring.junk_received,
+                padding_sent=measuring.padding_sent,
+                padding_received=measuring.padding_received,
                 streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},
                 cpu=time.process_time(),
             )

@@ -101,7 +101,7 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         assert path.peer == "b"
         assert 0 < path.rtt < 0.1
         assert path.received > 1
-        assert one.junk_sent and other.junk_sent
+        assert one.padding_sent and other.padding_sent
         assert not a.messages and not b.messages
         await stop(one, other, a, b)
 
@@ -295,13 +295,13 @@ def test_probe_padding_ends_when_chunks_flow(run: Run) -> None:
         await until(lambda: one._pumps._flows)
         assert a.table.send_chunk("x", SHORT, 1, bytes(1000))
         await until(lambda: not one._pumps._flows)
-        sent = one.junk_sent
+        sent = one.padding_sent
         raw.say(ProbeRequest(8, 1 << 30, 60.0))
         ends: list[ProbeEnd] = []
         while len(ends) < 2:
             ends += [m for m in await raw.hear() if isinstance(m, ProbeEnd)]
         assert ends[1] == ProbeEnd(8, 0)
-        assert one.junk_sent == sent
+        assert one.padding_sent == sent
         await stop(one, a)
 
     run(check())
@@ -333,7 +333,7 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         await until(lambda: junk)
         assert junk[-1] == {"x"}
         got = 0
-        while got < one.junk_sent:
+        while got < one.padding_sent:
             got += sum(FRAME_BYTES for message in await raw.hear() if isinstance(message, ProbePadding))
         junk.clear()
         await until(lambda: junk)

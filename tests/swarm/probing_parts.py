@@ -46,8 +46,8 @@ class Host:
     down: float
     gauges: Gauges = field(default_factory=Gauges)
     flows: dict[str, Flow] = field(default_factory=dict)
-    junk_sent: float = 0.0
-    junk_received: float = 0.0
+    padding_sent: float = 0.0
+    padding_received: float = 0.0
     expelled: list[str] = field(default_factory=list)
     flowing: bool = False
 
@@ -156,10 +156,10 @@ class World:
             moved = min(rate * STEP, flow.left)
             flow.left -= moved
             flow.sent += moved
-            host.junk_sent += moved
+            host.padding_sent += moved
             key = (host.name, peer.name)
             self._moved[key] = self._moved.get(key, 0.0) + moved
-            peer.junk_received += moved
+            peer.padding_received += moved
             rtt = max(self.rtt(host, peer), 0.01)
             flow.rate *= 2 ** (STEP / rtt)
             while flow.sent - flow.told >= _FRAME:

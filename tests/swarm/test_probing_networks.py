@@ -91,9 +91,9 @@ def test_a_downlink_that_binds_nothing_is_not_looked_at_for_ever() -> None:
     hosts = [Host(f"a{i}", "a", 60, 300) for i in range(6)]
     world = World(hosts, {})
     world.run(120)
-    before = [host.junk_received for host in hosts]
+    before = [host.padding_received for host in hosts]
     world.run(120)
-    assert [host.junk_received for host in hosts] == before
+    assert [host.padding_received for host in hosts] == before
 
 
 def test_a_way_between_regions_is_probed_by_one_pair_at_a_time() -> None:
@@ -189,8 +189,8 @@ def test_probing_stays_within_its_budget_for_hours() -> None:
     for host in world.hosts.values():
         # Beside the share, what newcomers may take: some seconds of the link, and one probe before it was known.
         most = config.allowance_seconds * link * 2 + config.share * link * 900
-        assert 0.2 * most < host.junk_sent < most
-        assert host.junk_received < most
+        assert 0.2 * most < host.padding_sent < most
+        assert host.padding_received < most
 
 
 def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
@@ -201,9 +201,9 @@ def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
         host.flowing = True
     world.run(0.3)
     assert not any(host.flows for host in world.hosts.values())
-    sent = [host.junk_sent for host in world.hosts.values()]
+    sent = [host.padding_sent for host in world.hosts.values()]
     world.run(30)
-    assert [host.junk_sent for host in world.hosts.values()] == sent
+    assert [host.padding_sent for host in world.hosts.values()] == sent
     for host in world.hosts.values():
         host.flowing = False
     world.run(30)
@@ -224,9 +224,9 @@ def test_before_a_version_comes_all_below_fall_silent_and_go_on_after_a_while() 
     root.prober.hush(world.now)
     world.run(0.5)
     assert not any(host.flows for host in world.hosts.values())
-    sent = [host.junk_sent for host in world.hosts.values()]
+    sent = [host.padding_sent for host in world.hosts.values()]
     world.run(HUSHED - 0.6)
-    assert [host.junk_sent for host in world.hosts.values()] == sent
+    assert [host.padding_sent for host in world.hosts.values()] == sent
     world.run(30)
     assert best_way(world, "r0", "r1") == pytest.approx(100, rel=0.15)
 
@@ -281,7 +281,7 @@ def test_the_same_seed_probes_alike() -> None:
     def account(seed: int) -> list[float]:
         world = four_regions(seed)
         world.run(12)
-        return [host.junk_sent for host in world.hosts.values()]
+        return [host.padding_sent for host in world.hosts.values()]
 
     assert account(1) == account(1)
 

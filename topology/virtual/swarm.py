@@ -180,4 +180,4 @@ class VirtualSwarm:
     @property
     def probed_bytes(self) -> int:
         """Bytes of probe padding that all nodes sent."""
-        return sum(node.monitor.junk_sent for node in self.nodes.values())
+        return sum(node.monitor.padding_sent for node in self.nodes.values())

@@ -108,7 +108,7 @@ class NetworkMonitor:
         self._paces = Paces(peers, stops=congestion in ("", *TOLERANT))
         self._uplink_pace = UplinkPace()
         #: Bytes of junk so far.
-        self.junk_received = 0
+        self.padding_received = 0
         self._statistics = NodeStatistics()
         #: Bytes a second that the plan has this node send to each child; None: no plan.
         self._planned: dict[str, float] | None = None
@@ -134,7 +134,7 @@ class NetworkMonitor:
         self._pumps.close()
 
     @property
-    def junk_sent(self) -> int:
+    def padding_sent(self) -> int:
         """Bytes of junk so far."""
         return self._pumps.sent
 
@@ -215,7 +215,7 @@ class NetworkMonitor:
             return False
         self._meet(name)
         if isinstance(message, ProbePadding):
-            self.junk_received += len(message.data)
+            self.padding_received += len(message.data)
         self._prober.receive(name, message, self._loop.time())
         if self._prober.pending:
             self._act()
