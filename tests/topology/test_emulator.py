@@ -1,8 +1,11 @@
 """Packets between the hosts of an emulated network meet its links' rates, delays, losses and cuts."""
 
+import os
 import random
+import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from emulator_parts import (
@@ -44,6 +47,29 @@ def network(running: EmulatedNetwork) -> Iterator[EmulatedNetwork]:
 def seconds_at(rate: float, size: int) -> float:
     """The least seconds of this many bytes over TCP at a rate in Mbit/s."""
     return size * 8 / TCP_SHARE / (rate * 1e6)
+
+
+def test_a_process_that_starts_commands_stays_out_of_their_network(network: EmulatedNetwork, tmp_path: Path) -> None:
+    """Otherwise an interrupt at that moment left it there, to be killed with the network."""
+    own, seen = str(Path("/proc/self/ns/net").readlink()), tmp_path / "seen"
+
+    def look() -> None:
+        seen.write_text(" ".join(str(Path(f"/proc/{pid}/ns/net").readlink()) for pid in (os.getppid(), "self")))
+
+    assert network.run("b-1", ["true"], preexec_fn=look).wait() == 0
+    parent, child = seen.read_text().split()
+    assert parent == own != child
+
+
+def test_an_interrupt_inside_a_hosts_network_waits_until_the_process_is_out(network: EmulatedNetwork) -> None:
+    own, reached = str(Path("/proc/self/ns/net").readlink()), False
+    with pytest.raises(KeyboardInterrupt):
+        with network.inside("b-1"):
+            os.kill(os.getpid(), signal.SIGINT)
+            reached = True
+        pytest.fail("the interrupt is lost")
+    assert reached
+    assert str(Path("/proc/self/ns/net").readlink()) == own
 
 
 @pytest.mark.parametrize(

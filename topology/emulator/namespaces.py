@@ -78,23 +78,35 @@ def _ip_batch(lines: Iterable[str]) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Moves this thread into a namespace for the `with` block: sockets made in it stay there. Raises `P2PSyncError`."""
-    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    """Moves this thread into a namespace for the `with` block: sockets made in it stay there. Raises `P2PSyncError`.
+
+    Interrupts wait for the block's end: a main thread that stayed behind would be killed with the namespace.
+    """
+    signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
+        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            there = os.open(NETNS_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            raise P2PSyncError(f"the namespace {name} is gone: bring the network up again") from None
-        try:
-            _enter(there)
+            enter(name)
             try:
                 yield
             finally:
                 _enter(own)
         finally:
-            os.close(there)
+            os.close(own)
     finally:
-        os.close(own)
+        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
+
+def enter(name: str) -> None:
+    """Moves this thread into a namespace for good. Raises `P2PSyncError`."""
+    try:
+        there = os.open(NETNS_DIRECTORY / name, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        raise P2PSyncError(f"the namespace {name} is gone: bring the network up again") from None
+    try:
+        _enter(there)
+    finally:
+        os.close(there)
 
 
 def _enter(descriptor: int) -> None:

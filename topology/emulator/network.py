@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -59,9 +60,15 @@ class EmulatedNetwork:
     ) -> subprocess.Popen[Any]:
         """Starts a command in a host's network. options: those of `subprocess.Popen`. Raises `OSError` like it."""
         whole = {**(os.environ if env is None else env), **self.environment(host)}
-        # A child starts in its parent's network: as soon as it exists, it can be found there and killed.
-        with self.inside(host):
+
+        def start() -> subprocess.Popen[Any]:
+            namespaces.enter(self.namespace(host))
             return subprocess.Popen(argv, env=whole, **options)
+
+        # A child starts in the network of its parent's thread: as soon as it exists, it can be found there and killed.
+        # The main thread, which stands for the whole process, stays outside.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(start).result()
 
     def kill(self, host: str) -> None:
         """Kills (-9) all processes of a host, and waits until they are gone."""
