@@ -11,7 +11,7 @@ import asyncio
 import dataclasses
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -36,6 +36,7 @@ from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.control.monitor import MeasureConfig
 from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.warmup import WIDTHS
 
 #: Seconds between an engine's looks for damage, each a `stat` of every file. Readers may see damage for so long.
 INSPECT_SECONDS = 1.0
@@ -109,14 +110,16 @@ class ActorNode:
         engine_of: Callable[[Store], Engine],
         *,
         local_digest: str = "",
+        widths: Collection[int] = WIDTHS,
         on_event: Callable[[Event], None] | None = None,
     ) -> None:
         """engine_of: makes the engine, given the store whose chunks it may read again. local_digest (hex): of weights
-        at hand that are no known position. on_event: called on the node's loop; by default events are logged under
-        `p2psync.actor`."""
+        at hand that are no known position. widths: of the units that versions have (bytes). on_event: called on the
+        node's loop; by default events are logged under `p2psync.actor`."""
         self.config = config
         self._engine_of = engine_of
         self._local_digest = local_digest
+        self._widths = widths if config.role != "relay" else ()
         self._emit = on_event if on_event is not None else EventLog("p2psync.actor")
         self._progress = asyncio.Event()
         self._engine: Engine | None = None
@@ -156,7 +159,7 @@ class ActorNode:
                 streams=config.streams,
                 congestion=choose_congestion(config.congestion),
                 measure=MeasureConfig(probe=config.probe),
-                warm=config.role != "relay",
+                widths=self._widths,
                 on_event=self._on_event,
                 on_view=lambda view: self._progress.set(),
                 on_told=self._progress.set,

@@ -30,6 +30,7 @@ from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.obstacle import Obstacle
 from p2psync.actor.work_client import WorkClient
 from p2psync.actor.work_queue import WorkQueue
+from p2psync.delta.tensors import unit_widths
 from p2psync.engines.base import PathStep
 from p2psync.engines.module.engine import ModuleEngine, ModuleStage, Pause
 from p2psync.engines.module.table import Names
@@ -197,7 +198,10 @@ class Subscriber:
 
     def _make_node(self) -> ActorNode:
         digest = self.engine.digest().hex() if self._adopt else ""
-        return ActorNode(self._config, lambda store: self.engine, local_digest=digest, on_event=self._hear)
+        widths = unit_widths(self.engine.table())
+        return ActorNode(
+            self._config, lambda store: self.engine, local_digest=digest, widths=widths, on_event=self._hear
+        )
 
     async def _begin(self, node: ActorNode) -> None:
         await node.start()

@@ -23,6 +23,8 @@ from p2psync.warmup import Warmup, compiled
 
 REGIONS = ("eu", "us")
 ACTORS = 4
+#: Of the units of the demonstration's versions (bytes): its policy is bf16, and a version's header is bytes.
+WIDTHS = (1, 2)
 #: Once the codec is compiled, processes say nothing for so long only if something hangs (seconds).
 SILENCE = 300.0
 
@@ -38,7 +40,7 @@ class Demo:
         self.console = console
         self.cast = Cast(root)
         self.screen = Screen(console, self.cast, versions, self._awaited)
-        self._warmup = Warmup()
+        self._warmup = Warmup(WIDTHS)
         self.learned: list[Learned] = []
         self.published: list[Published] = []
         self.kill_at = max(1, versions // 4)
@@ -77,7 +79,7 @@ class Demo:
     def _awaited(self) -> str:
         """Returns the next event, for people who wait for it."""
         version = len(self.learned) + 1
-        compiling = "" if compiled() else "; the codec is compiled, once for this machine"
+        compiling = "" if compiled(WIDTHS) else "; the codec is compiled, once for this machine"
         if not self.hub_url:
             return f"the trainer loads torch and its model{compiling}"
         actors = [member for member in self.cast.members.values() if member is not self.trainer and not member.ended]
@@ -96,7 +98,7 @@ class Demo:
         threading.Thread(target=self._warmup.compile, daemon=True).start()
         self.trainer = self.cast.start("trainer", REGIONS[0], "p2psync.rldemo.trainer_process", *arguments, *numbers)
         self.screen.note("the trainer starts: GRPO on a warm-started transformer")
-        if not compiled():
+        if not compiled(WIDTHS):
             self.screen.note("meanwhile the codec is compiled, once for this machine")
         while not self.hub_url:
             self._hear()
@@ -117,7 +119,7 @@ class Demo:
         while heard is None:
             heard = self.cast.hear(0.25)
             self.screen.refresh()
-            if not compiled():
+            if not compiled(WIDTHS):
                 deadline = time.monotonic() + SILENCE
             if heard is None and time.monotonic() > deadline:
                 raise P2PSyncError(f"nothing happened for {SILENCE:.0f} s; the logs are in {self.root}")

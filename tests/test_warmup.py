@@ -26,7 +26,7 @@ def fresh_stamps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def compiling() -> list[psutil.Process]:
     """Processes below this one that compile; a worker of the suite has others, too."""
     found = []
-    for process in psutil.Process().children():
+    for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # which a zombie counts as
             if "p2psync.warmup" in process.cmdline():
                 found.append(process)
@@ -49,7 +49,7 @@ def test_processes_that_compile_at_once_wait_for_one_of_them(tmp_path: Path) -> 
     processes = [subprocess.Popen(command) for _ in range(2)]
     assert [process.wait() for process in processes] == [0, 0]
     assert compiled()
-    assert len(list(tmp_path.glob("p2psync/compiled-*[0-9a-f]"))) == 1
+    assert len(list(tmp_path.glob("p2psync/compiled-*-[124]"))) == 3
 
 
 def test_stop_ends_a_compilation_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +63,11 @@ def test_stop_ends_a_compilation_at_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert not thread.is_alive()
     assert compiling() == []
     assert not compiled()
+
+
+def test_a_process_compiles_the_widths_that_it_needs() -> None:
+    Warmup([1]).compile()
+    assert compiled([1]) and not compiled([2]) and not compiled()
 
 
 def test_an_interrupt_ends_the_compiling_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,12 +86,13 @@ def test_a_changed_source_file_is_compiled_again(monkeypatch: pytest.MonkeyPatch
     codec.mkdir()
     (codec / "kernels.py").write_text("one")
     monkeypatch.setattr(warmup, "CODEC", codec)
-    stamp = warmup.stamp_file()
+    stamp = warmup.stamp_file(2)
     assert stamp is not None
     stamp.touch()
-    assert compiled()
+    assert compiled([2])
+    assert not compiled([1, 2]), "another width"
     (codec / "kernels.py").write_text("other")
-    assert not compiled()
+    assert not compiled([2])
 
 
 def test_where_nothing_can_be_kept_the_process_compiles_for_itself(
@@ -103,7 +109,7 @@ def test_where_nothing_can_be_kept_the_process_compiles_for_itself(
 
 def test_a_process_that_waits_for_the_compiling_one_loads_no_numba() -> None:
     code = (
-        "import sys\nfrom p2psync import warmup\nwarmup.stamp_file().touch()\n"
+        "import sys\nfrom p2psync import warmup\n[warmup.stamp_file(width).touch() for width in (1, 2, 4)]\n"
         "warmup.main()\nprint('numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -12,7 +12,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
@@ -54,6 +54,7 @@ from p2psync.trainer.versions.run_succession import remove_other_runs, write_fir
 from p2psync.trainer.versions.scrubber import SnapshotScrubber
 from p2psync.trainer.versions.snapshot import PublishedState
 from p2psync.trainer.versions.source import Source
+from p2psync.warmup import WIDTHS
 
 
 class TrainerNode:
@@ -67,12 +68,14 @@ class TrainerNode:
         *,
         published_state: Callable[[], PublishedState] | None = None,
         version_builder: Callable[[Store, str], VersionBuilder] | None = None,
+        widths: Collection[int] = WIDTHS,
     ) -> None:
         """on_event: called on the node's loop; by default events are logged under `p2psync.trainer`.
 
         on_hub: may add routes to the embedded hub before it serves. published_state: see `LocalVersionBuilder`.
         version_builder: makes the builder of a run's versions from the store and the run (32 hex digits), in place of a
-        `LocalVersionBuilder`. Raises `UsageError` for an unknown profile.
+        `LocalVersionBuilder`. widths: of the units that versions have (bytes). Raises `UsageError` for an unknown
+        profile.
         """
         self.config = config
         self.hub: HubService | None = None
@@ -82,6 +85,7 @@ class TrainerNode:
         self._on_hub = on_hub
         self._published_state = published_state
         self._version_builder = version_builder
+        self._widths = widths
         #: Held while a version is made, and by tasks that read the store or the snapshot and must not run meanwhile.
         self._publishing = asyncio.Lock()
         self._stopping = False
@@ -185,6 +189,7 @@ class TrainerNode:
             streams=config.streams,
             congestion=choose_congestion(config.congestion),
             measure=MeasureConfig(probe=config.probe),
+            widths=self._widths,
             on_event=self._emit,
             on_view=self._on_view,
             on_lost=self._lost,

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 
 from p2psync.arguments import as_directory
+from p2psync.delta.tensors import unit_widths
 from p2psync.engines.module.table import LiveTable, ModuleTable, Names
 from p2psync.errors import UsageError, WaitTimeoutError
 from p2psync.net.background import BackgroundLoop, BackgroundNode
@@ -181,6 +182,7 @@ class Publisher:
             self._serve_rollouts,
             published_state=published_state,
             version_builder=self._version_builder,
+            widths=unit_widths(self._table().rows),
         )
 
     async def _begin(self, node: TrainerNode) -> None:

@@ -9,6 +9,7 @@ file (configuration, tokenizer). Both are one-dimensional U8 tensors, so the sam
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from enum import IntEnum
 from functools import cached_property
 from typing import Annotated
@@ -122,6 +123,11 @@ class TableRow(msgspec.Struct, frozen=True, array_like=True):
     before: bool
     after: bool
     digest: bytes = b""
+
+
+def unit_widths(specs: Iterable[TensorSpec]) -> frozenset[int]:
+    """Returns the widths (bytes) of the units of a version of these tensors. Its header is bytes."""
+    return frozenset({1, *(spec.width for spec in specs)})
 
 
 def _bits(dtype: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ from p2psync.swarm.follower import (
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
 from p2psync.swarm.transfer import Bits
-from p2psync.warmup import Warmup, compiled
+from p2psync.warmup import WIDTHS, Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).
 VIEW_WAIT_SECONDS = 20.0
@@ -88,18 +88,19 @@ class NodeRunner:
         streams: int = 0,
         congestion: tcp.Congestion = tcp.KERNELS,
         measure: MeasureConfig | None = None,
-        warm: bool = True,
+        widths: Collection[int] = WIDTHS,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
         on_told: Callable[[], None] = lambda: None,
         on_lost: Callable[[bytes], None] = lambda id: None,
     ) -> None:
-        """warm: compile what coding needs before the first version comes; a relay codes nothing. on_lost: told of a
-        manifest (id) of which a chunk that was held turned out to be damaged."""
+        """widths: of the units that are coded here (bytes): the codec is compiled for them before the first version
+        comes; a relay codes none. on_lost: told of a manifest (id) of which a chunk that was held turned out to be
+        damaged."""
         self.core = core
         self.store = store
-        self._warms = warm
-        self._warmup = Warmup()
+        self._widths = widths
+        self._warmup = Warmup(widths)
         self._warmed: asyncio.Task[None] | None = None
         self._hub = hub
         self._trusted = trusted
@@ -156,7 +157,7 @@ class NodeRunner:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
         self.measuring.start()
-        if self._warms:
+        if self._widths:
             self._warmed = self._spawn(self._warm())
         if self.driver is not None:
             self._spawn(self.driver.tell_progress())
@@ -181,7 +182,7 @@ class NodeRunner:
                 task.cancel()
 
     async def _warm(self) -> None:
-        began, cold = self._loop.time(), not compiled()
+        began, cold = self._loop.time(), not compiled(self._widths)
         if cold:
             self._emit(CodecCompiling())
 

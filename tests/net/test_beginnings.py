@@ -99,7 +99,7 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
     trusted = frozenset({KEY.public_key().public_bytes_raw()})
     core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
     client, store = HubClient("http://127.0.0.1:9"), Store(tmp_path)
-    runner = NodeRunner(core, client, store, trusted=trusted, instance="life", warm=False)
+    runner = NodeRunner(core, client, store, trusted=trusted, instance="life", widths=())
     done: list[str] = []
 
     def vetted(vet: Vet, what: Manifest, now: float) -> bool:

@@ -30,7 +30,7 @@ class Node:
         self.core = core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
         self.store, self.client = Store(path), HubClient("http://127.0.0.1:9")
         trusted: frozenset[bytes] = frozenset()
-        self.runner = NodeRunner(core, self.client, self.store, trusted=trusted, instance="life", warm=False)
+        self.runner = NodeRunner(core, self.client, self.store, trusted=trusted, instance="life", widths=())
         polled, swarm_polled = core.membership.poll, core.swarm.poll
 
         def poll(now: float) -> list[object]:

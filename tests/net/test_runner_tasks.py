@@ -34,7 +34,7 @@ def relay(place: Path, hub: HubClient) -> NodeRunner:
         instance="first",
         engine=RelayEngine(place / "position", store),
         measure=MeasureConfig(probe=False),
-        warm=False,
+        widths=(),
     )
 
 

@@ -31,7 +31,7 @@ async def test_runner_stop_waits_until_complete_packs_are_durable(
 
     store, client = Store(tmp_path), HubClient("http://127.0.0.1:9")
     core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
-    runner = NodeRunner(core, client, store, trusted=frozenset(), instance="life", warm=False)
+    runner = NodeRunner(core, client, store, trusted=frozenset(), instance="life", widths=())
     signed, manifest, chunks = make_pack(1, [10, 20])
     pack = store.add(signed, manifest)
     for index, chunk in enumerate(chunks):

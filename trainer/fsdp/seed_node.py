@@ -91,7 +91,7 @@ class SeedNode:
             streams=config.streams,
             congestion=choose_congestion(config.congestion),
             measure=MeasureConfig(probe=config.probe),
-            warm=False,
+            widths=(),
             on_event=self._emit,
         )
         await self._runner.listen(host, config.port)

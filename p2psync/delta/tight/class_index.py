@@ -38,6 +38,7 @@ from p2psync.delta.kernels.unit_loops import (
     TILE_UNITS,
     add_groups,
     clear_sums,
+    inline,
     kernel,
     load,
     popcount,
@@ -87,7 +88,7 @@ def class_of(scale: Any, window: NDArray[np.uint8]) -> Any:
     return window[_ONE + min(max(scale, _U(window[0])) - _U(window[0]), _U(WINDOW - 1))]
 
 
-@kernel
+@inline
 def _table(window: NDArray[np.uint8], table: NDArray[np.uint8]) -> None:
     """Write the table of a window that the operations of `simd` take."""
     table[0] = window[0]
@@ -144,7 +145,7 @@ def scan_class_indices(
     found, begin = total - total, total - total
     moved = found
     if sums:
-        clear_sums(sums, _UNIT)
+        clear_sums(sums, olds)
     while begin != total:
         left, right = _U(old) + begin + begin, _U(new) + begin + begin
         size = min(_U(_TURN), total - begin)
