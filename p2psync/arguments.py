@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2psync.errors import FormatError, UsageError
-from p2psync.protocol.keys import parse_private, parse_public
+from p2psync.protocol.keys import is_private, parse_private, parse_public, public_text
 
 #: Bytes of a raw public key.
 _PUBLIC_BYTES = 32
@@ -74,7 +74,7 @@ def as_private_key(given: object, setting: str) -> Ed25519PrivateKey:
     if isinstance(given, Ed25519PrivateKey):
         return given
     try:
-        if isinstance(given, str) and given.strip().startswith("p2psync-private-"):
+        if isinstance(given, str) and is_private(given):
             return parse_private(given)
         if isinstance(given, str | Path) and str(given):
             return parse_private(Path(given).read_text())
@@ -92,9 +92,9 @@ def as_private_key(given: object, setting: str) -> Ed25519PrivateKey:
 def as_public_keys(given: object, setting: str) -> frozenset[bytes]:
     """Public keys, one or several. Raises `UsageError`, which names the setting.
 
-    Each is text (`ed25519:…`), 32 raw bytes, an Ed25519PublicKey, or a file: of a public key, or of the private one.
+    Each is text (`ed25519:…`), 32 raw bytes, an Ed25519PublicKey, or a file with such text. A private key is refused.
     """
-    keys = [given] if isinstance(given, str | bytes | Path | Ed25519PublicKey) else given
+    keys = [given] if isinstance(given, str | bytes | Path | Ed25519PublicKey | Ed25519PrivateKey) else given
     if not isinstance(keys, Iterable) or not (several := list(keys)):
         raise UsageError(f"{setting}={given!r}: give the publisher's public key; `p2psync keys new FILE` prints it")
     return frozenset(_public_key(key, setting) for key in several)
@@ -115,7 +115,11 @@ def _public_key(given: object, setting: str) -> bytes:
             given = given.decode()
         except UnicodeDecodeError:
             raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
+    if isinstance(given, Ed25519PrivateKey):
+        raise _is_private(given, setting, "this")
     if isinstance(given, str):
+        if is_private(given):
+            raise _is_private(given, setting, "this")
         with suppress(FormatError):
             return parse_public(given)
     if isinstance(given, str | Path):
@@ -130,12 +134,21 @@ def _key_in_file(given: str | Path, setting: str) -> bytes:
         if isinstance(given, Path):
             raise UsageError(f"{setting}: the key file {str(given)!r} cannot be read") from None
         raise UsageError(f"{setting}: {_short(given)} {_NO_KEY}") from None
+    if is_private(text):
+        raise _is_private(text, setting, repr(str(given)))
     try:
-        if text.startswith("p2psync-private-"):
-            return parse_private(text).public_key().public_bytes_raw()
         return parse_public(text)
     except FormatError:
         raise UsageError(f"{setting}: {str(given)!r} holds no key; `p2psync keys new FILE` makes one") from None
+
+
+def _is_private(key: Ed25519PrivateKey | str, setting: str, what: str) -> UsageError:
+    """Returns the refusal of a private key in place of a public one. what: names it; its text is never shown."""
+    public = "which `p2psync keys new FILE` prints"
+    with suppress(FormatError):
+        key = key if isinstance(key, Ed25519PrivateKey) else parse_private(key)
+        public = f"{public_text(key.public_key().public_bytes_raw())}, or a file of it"
+    return UsageError(f"{setting}: {what} is a private key, for its owner alone: give the public key, {public}")
 
 
 def _short(given: object) -> str:

@@ -24,12 +24,34 @@ def trainer(**settings: Any) -> TrainerConfig:
 
 
 def test_a_trusted_key_is_text_bytes_an_object_or_a_file_one_or_several(tmp_path: Path) -> None:
-    public, private = tmp_path / "public", tmp_path / "private"
+    public = tmp_path / "public"
     public.write_text(public_text(PUBLIC) + "\n")
-    private.write_text(private_text(KEY))
-    given: list[Any] = [PUBLIC, public_text(PUBLIC), KEY.public_key(), public, str(public), private, str(private)]
+    given: list[Any] = [PUBLIC, public_text(PUBLIC), KEY.public_key(), public, str(public)]
     for one in (*given, given):
         assert actor(trusted=one).trusted == frozenset({PUBLIC})
+
+
+def test_a_private_key_in_place_of_a_public_one_is_refused_and_not_shown(tmp_path: Path) -> None:
+    text = private_text(KEY)
+    ours, foreign = tmp_path / "trainer.key", tmp_path / "id_ed25519"
+    ours.write_text(text)
+    foreign.write_text("-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n")
+    given: list[Any] = [KEY, text, text.encode(), ours, str(ours), [PUBLIC, ours], foreign, text[:40]]
+    for one in given:
+        with pytest.raises(UsageError, match=r"^trusted: .* is a private key, .*: give the public key, ") as refused:
+            actor(trusted=one)
+        message = str(refused.value)
+        assert "\n" not in message and text[30:40] not in message
+        assert (public_text(PUBLIC) in message) == (one not in (foreign, text[:40]))
+    with pytest.raises(UsageError, match=r"trainer\.key' is a private key"):
+        actor(trusted=ours)
+
+
+def test_a_public_key_in_place_of_the_private_one_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "trainer.pub"
+    file.write_text(public_text(PUBLIC) + "\n")
+    with pytest.raises(UsageError, match="key: a public key, which signs nothing; give the file that `p2psync keys"):
+        trainer(key=file)
 
 
 def test_a_private_key_is_an_object_a_file_or_its_text(tmp_path: Path) -> None:
@@ -60,7 +82,7 @@ def test_paths_are_paths_or_text(tmp_path: Path) -> None:
         ({"role": "x"}, "role='x': choose actor or relay"),
         ({"region": 3}, "region=3: give text"),
         ({"probe": "yes"}, "probe='yes': give True or False"),
-        ({"follow_run": "newst"}, "--follow-run wants newest, any or"),
+        ({"follow_run": "newst"}, "follow_run= wants newest, any or"),
     ],
 )
 def test_an_actors_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PURE_PACKAGES = ("delta", "protocol", "swarm", "membership")
-PURE_MODULES = {f"p2psync.{package}" for package in PURE_PACKAGES} | {"p2psync.errors", "p2psync.setting_checks"}
+PURE_MODULES = {f"p2psync.{name}" for name in (*PURE_PACKAGES, "errors", "setting_checks", "setting_names")}
 #: Nothing here opens a file or socket, reads a clock, or starts a thread.
 IMPURE = {
     "aiohttp", "asyncio", "concurrent", "fcntl", "http", "io", "mmap", "multiprocessing", "os", "pathlib", "pickle",

@@ -27,7 +27,7 @@ def embedded_hub(config: TrainerConfig, trusted: frozenset[bytes], on_event: Cal
         token=config.token,
         planner=_planner() if config.plan else None,
         on_trouble=lambda message: on_event(Trouble(message)),
-        port_option="--hub-port",
+        port_setting="hub_port",
     )
 
 

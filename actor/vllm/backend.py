@@ -30,6 +30,7 @@ from vllm.v1.worker.worker_base import WorkerBase
 
 from p2psync.actor.node import ActorConfig, ActorNode
 from p2psync.actor.vllm.refusals import check_supported
+from p2psync.arguments import as_public_keys
 from p2psync.delta.tensors import TensorKind, TensorSpec, Units
 from p2psync.engines.checkpoint.files import Checkpoint
 from p2psync.engines.vllm.commit_handoff import CommitHandoff
@@ -43,17 +44,14 @@ from p2psync.engines.vllm.nonfinite_caches import clear_nonfinite
 from p2psync.engines.vllm.rank_writer import RankWriter
 from p2psync.engines.vllm.ranks import EngineRanks
 from p2psync.engines.vllm.registered_tensors import RegisteredTensors
-from p2psync.environment import Environment
+from p2psync.environment import VLLM_NAMES, VLLM_PREFIX, Environment
 from p2psync.errors import EngineError, P2PSyncError, UnvouchedError, UsageError
 from p2psync.net.addresses import advertised_hosts, check_url, listen_host
 from p2psync.net.background import BackgroundLoop
 from p2psync.observe.events import Committed, Event, Trouble
-from p2psync.protocol.keys import parse_public
 
 logger = logging.getLogger("vllm.p2psync")
 
-#: Prefix of the environment variables by which an engine joins: …JOIN, …TRUST (keys, separated by commas), …STORE, …
-ENVIRONMENT = "P2PSYNC_VLLM_"
 _COMMIT, _DONE, _LATE = 1, 2, 3
 _EXIT_CODE = 70
 _POLL_SECONDS = 0.05
@@ -132,7 +130,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
             len(specs), pieces, self._ranks.rank, live.constant, [s.name for s in dropped] or "nothing",
             derived.copies or "none", time.perf_counter() - begun,
         )  # fmt: skip
-        if os.environ.get(f"{ENVIRONMENT}JOIN"):
+        if os.environ.get(f"{VLLM_PREFIX}JOIN"):
             self.init_transfer_engine(_from_environment())
 
     # ---- what vLLM calls -------------------------------------------------------------------------------------------
@@ -147,7 +145,7 @@ class P2PSyncWeightTransferEngine(WeightTransferEngine[P2PSyncInitInfo, P2PSyncU
         store = Path(init_info.store) if init_info.store else self._temporary_store()
         config = ActorConfig(
             hub_url=init_info.hub_url,
-            trusted=frozenset(parse_public(key) for key in init_info.trust),
+            trusted=as_public_keys(init_info.trust, "trust"),
             store=store,
             host=init_info.host,
             port=init_info.port if init_info.port >= 0 else None,
@@ -353,7 +351,8 @@ def _engine(worker: Any) -> P2PSyncWeightTransferEngine:
 
 def _from_environment() -> P2PSyncInitInfo:
     """Reads the options to join from the environment. Raises `UsageError` that names an invalid variable."""
-    given = Environment(ENVIRONMENT, os.environ, lambda line: logger.warning("p2psync: %s", line))
+    given = Environment(VLLM_PREFIX, os.environ, lambda line: logger.warning("p2psync: %s", line))
+    given.tell_unknown(VLLM_NAMES)
     an_address = "it should be a host name or an address without a port"
     return P2PSyncInitInfo(
         hub_url=given.checked("JOIN", check_url, "it should be a hub's address like http://host:port"),

@@ -1,11 +1,11 @@
-"""Commands whose options may come from the environment: bad values are named by the variable that they stand in."""
+"""Commands whose options may come from the environment or a file: an error names the place where a bad value stands."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
@@ -16,20 +16,56 @@ from p2psync.errors import P2PSyncError, UsageError
 #: Options whose values are not shown.
 _SECRET = frozenset({"token"})
 _HIDDEN = "…"
+#: An error that holds a value of so many characters is taken to be about it: a shorter one may stand anywhere.
+_NAMING_CHARACTERS = 3
+
+
+class _Given(NamedTuple):
+    """An option that the environment or the configuration file gives.
+
+    name: of the variable, or of the table and key. value: "…" if it must not be shown. place: where it stands.
+    """
+
+    option: Any
+    name: str
+    value: str
+    place: str
+
+    @property
+    def setting(self) -> str:
+        """Returns name and value for people."""
+        return f"{self.name}={self.value!r}"
 
 
 def _variable(context: Any, option: str) -> str:
     return f"{context.auto_envvar_prefix}_{option}".upper()
 
 
-def _from_environment(context: Any) -> list[Any]:
-    """The options of a command whose values the environment gave."""
-    given = [(one, context.get_parameter_source(one.name or "")) for one in context.command.params]
-    return [one for one, source in given if source is not None and source.name == "ENVIRONMENT"]
+def _table(context: Any) -> str:
+    """The table of a command in the configuration file."""
+    return ".".join(context.command_path.split()[1:])
 
 
-def _value(context: Any, option: str) -> str:
-    return _HIDDEN if option in _SECRET else os.environ.get(_variable(context, option), "")
+def _given(context: Any) -> list[_Given]:
+    """Returns the options of a command that the environment or the configuration file gives."""
+    found = []
+    for option in context.command.params:
+        name = option.name or ""
+        source = getattr(context.get_parameter_source(name), "name", "")
+        if source == "ENVIRONMENT":
+            variable = _variable(context, name)
+            found.append(_Given(option, variable, _shown(name, os.environ.get(variable, "")), "the environment"))
+        elif source == "DEFAULT_MAP":
+            value = context.default_map[name]
+            values = value if isinstance(value, list) else [value]
+            key = f"[{_table(context)}] {name.replace('_', '-')}"
+            file = str(context.find_root().params["config"])
+            found += [_Given(option, key, _shown(name, str(one)), file) for one in values]
+    return found
+
+
+def _shown(option: str, value: str) -> str:
+    return _HIDDEN if option in _SECRET or value.lstrip().startswith("p2psync-private-") else value
 
 
 def drop_service_links(context: Any) -> None:
@@ -43,23 +79,22 @@ def drop_service_links(context: Any) -> None:
 
 
 def refused(context: Any, error: BadParameter) -> UsageError | None:
-    """The refusal of an option's value, if the environment gave it."""
-    option = error.param
-    if option is None or option not in _from_environment(context):
+    """The refusal of an option's value, if the environment or the configuration file gave it."""
+    given = next((one for one in _given(context) if one.option is error.param), None)
+    if given is None:
         return None
-    name = option.name or ""
     why = error.message[:1].lower() + error.message[1:]
-    return bad_value(_variable(context, name), _value(context, name), why.rstrip("."))
+    return bad_value(given.setting, given.place, why.rstrip("."))
 
 
-def name_variable(context: Any, error: P2PSyncError) -> None:
-    """Adds the environment variable to an error that names an option, or its value, which that variable gave."""
+def name_place(context: Any, error: P2PSyncError) -> None:
+    """Adds the variable, or file and key, to an error that names an option or its value which was given there."""
     text = str(error)
-    for option in _from_environment(context):
-        variable, value = _variable(context, option.name or ""), _value(context, option.name or "")
-        named = any(re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) for flag in option.opts)
-        if (named or (value not in ("", _HIDDEN) and value in text)) and variable not in text:
-            text = f"{text} ({variable}={value!r} is set in the environment)"
+    for given in _given(context):
+        named = any(re.search(rf"(?<![\w-]){re.escape(flag)}(?![\w-])", text) for flag in given.option.opts)
+        named |= len(given.value) >= _NAMING_CHARACTERS and given.value in text
+        if named and given.name not in text:
+            text = f"{text} ({given.setting} is set in {given.place})"
     error.args = (text, *error.args[1:])
 
 
@@ -81,16 +116,15 @@ class Command(TyperCommand):
         """Writes an epilog about options from the environment and a file."""
         given = [one for one in self.params if one.name != "help" and getattr(one, "allow_from_autoenv", True)]
         if given and ctx.auto_envvar_prefix:
-            table = " ".join(ctx.command_path.split()[1:]).replace(" ", ".")
             formatter.write_paragraph()
             with formatter.indentation():
                 formatter.write_text(
                     f"Options come from the environment too ({_variable(ctx, given[0].name or '')}, …) and from the "
-                    f"table [{table}] of the file in `p2psync --config FILE`. Exit codes: `p2psync --help`."
+                    f"table [{_table(ctx)}] of the file in `p2psync --config FILE`. Exit codes: `p2psync --help`."
                 )
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the options. Raises `UsageError` for a bad value of the environment."""
+        """Reads the options. Raises `UsageError` for a bad value of the environment or the file."""
         drop_service_links(ctx)
         try:
             return super().parse_args(ctx, args)
@@ -102,7 +136,7 @@ class Command(TyperCommand):
         try:
             return super().invoke(ctx)
         except P2PSyncError as error:
-            name_variable(ctx, error)
+            name_place(ctx, error)
             raise
 
 

@@ -41,6 +41,7 @@ def findings(directory: Path) -> Iterator[Finding]:
     yield compiler()
     yield hashing()
     yield compression()
+    yield planner()
     yield from disk(directory)
     yield torch()
     yield gpu(PROC)
@@ -122,6 +123,17 @@ def hashing() -> Finding:
 def compression() -> Finding:
     """zstandard, which the codec ends in."""
     return _timed("zstd", "zstandard", _compress)
+
+
+def planner() -> Finding:
+    """scipy and what else a hub plans with; without them every chunk is sent on request, which takes longer."""
+    try:
+        import p2psync.topology.hub_planner  # noqa: F401
+    except ImportError as error:
+        package = (error.name or "scipy").partition(".")[0]
+        mend = f"pip install --force-reinstall {package}"
+        return Finding("plans", "missing", f"a hub here cannot plan: {error}", mend)
+    return Finding("plans", "ok", f"a hub here plans, with scipy {importlib.metadata.version('scipy')}")
 
 
 def disk(directory: Path) -> Iterator[Finding]:

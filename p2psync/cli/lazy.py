@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import typer
 from typer.core import TyperCommand
 
 from p2psync.cli.commands import Command, CommandGroup
+from p2psync.environment import VLLM_PREFIX, unknown_line
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,24 @@ class LazyGroup(CommandGroup):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.commands = LazyCommands(self.entries)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `CommandGroup`. Tells, on stderr, of each environment variable that is meant as an option and is none."""
+        if not ctx.resilient_parsing:
+            self._tell_unknown(f"{ctx.auto_envvar_prefix}_", [option.name or "" for option in self.params])
+        return super().parse_args(ctx, args)
+
+    def _tell_unknown(self, prefix: str, own_options: list[str]) -> None:
+        variables = [one for one in os.environ if one.startswith(prefix) and not one.startswith(VLLM_PREFIX)]
+        if not variables:
+            return
+        known = own_options + [
+            f"{name} {option.name}" for name, command in all_commands(self) for option in command.params
+        ]
+        names = {prefix + name.replace(" ", "_").replace("-", "_").upper() for name in known}
+        for variable in variables:
+            if line := unknown_line(variable, names):
+                print(f"p2psync: {line}", file=sys.stderr)
 
     def listed(self, name: str) -> Any:
         """The command as the list shows it, without importing it."""

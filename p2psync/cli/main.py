@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 from p2psync.errors import P2PSyncError, UsageError
+from p2psync.setting_names import named_as_options
 
 
 def main() -> None:
@@ -18,7 +19,8 @@ def main() -> None:
     try:
         from p2psync.cli.app import run
 
-        code = run()
+        with named_as_options():
+            code = run()
     except P2PSyncError as error:
         code = _fail(str(error), 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:

@@ -19,6 +19,7 @@ from typing import Literal, TypeAlias
 from p2psync.errors import UsageError
 from p2psync.membership.checks import printable_line
 from p2psync.membership.records import new_run
+from p2psync.setting_names import named
 
 #: `--follow-run`: the newest run (by the rules above), or whichever run the hub offers; any other value is the start of
 #: a run's id.
@@ -71,7 +72,7 @@ def parse_follow(text: str) -> str:
     """Parses `--follow-run`: NEWEST, ANY, or at least the first 12 hex digits of a run's id. Raises `UsageError`."""
     if text in (NEWEST, ANY):
         return text
-    return parse_run(text, "--follow-run", f"{NEWEST}, {ANY} or ")
+    return parse_run(text, named("follow_run"), f"{NEWEST}, {ANY} or ")
 
 
 def parse_run(text: str, option: str, others: str = "") -> str:

@@ -16,6 +16,7 @@ from yarl import URL
 
 from p2psync.errors import UsageError
 from p2psync.membership.checks import MAX_FURTHER_HOSTS
+from p2psync.setting_names import named
 
 #: Hosts that stand for every address of the machine, of both families; and for every IPv4 address.
 ALL_ADDRESSES = ("", "*", "::")
@@ -37,10 +38,10 @@ def address_of(host: str) -> _Address | None:
     return mapped or found
 
 
-def plain_host(text: str, option: str) -> str:
+def plain_host(text: str, setting: str) -> str:
     """Returns a host in its internal form: without brackets, IPv6 shortened, `%25` of a zone as `%`.
 
-    Raises `UsageError`, naming the option, if the text is neither a name nor an address.
+    Raises `UsageError`, naming the setting, if the text is neither a name nor an address.
     """
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if ":" in bare or "[" in text:
@@ -50,29 +51,30 @@ def plain_host(text: str, option: str) -> str:
         return str(found)
     if bare != text or not _NAME.match(bare):
         raise UsageError(
-            f"{option} {text!r}: give a host name or an address without a port, like 192.0.2.7 or 2001:db8::7"
+            f"{setting} {text!r}: give a host name or an address without a port, like 192.0.2.7 or 2001:db8::7"
         )
     return bare
 
 
-def listen_host(text: str, option: str = "--host") -> str:
+def listen_host(text: str) -> str:
     """Returns the host to listen on, in the form of `plain_host`; "" means every address of both families. Raises
     `UsageError`."""
-    host = text if text in ALL_ADDRESSES else plain_host(text, option)
+    host = text if text in ALL_ADDRESSES else plain_host(text, named("host"))
     return "" if host in ALL_ADDRESSES else host
 
 
-def advertised_hosts(text: str, option: str = "--advertise") -> tuple[str, ...]:
+def advertised_hosts(text: str) -> tuple[str, ...]:
     """Returns the hosts that a node announces to its peers, from a comma-separated list. Raises `UsageError`."""
-    hosts = tuple(plain_host(part.strip(), option) for part in text.split(",")) if text else ()
+    setting = named("advertise")
+    hosts = tuple(plain_host(part.strip(), setting) for part in text.split(",")) if text else ()
     if len(hosts) > 1 + MAX_FURTHER_HOSTS:
-        raise UsageError(f"{option} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER_HOSTS}")
+        raise UsageError(f"{setting} names {len(hosts)} addresses: give at most {1 + MAX_FURTHER_HOSTS}")
     for host in hosts:
         found = address_of(host)
         if "%" in host:
-            raise UsageError(f"{option} {host}: a zone names an interface of this machine only; give another address")
+            raise UsageError(f"{setting} {host}: a zone names an interface of this machine only; give another address")
         if found is not None and (found.is_unspecified or found.is_multicast):
-            raise UsageError(f"{option} {host} is no address that reaches this machine; give one that does")
+            raise UsageError(f"{setting} {host} is no address that reaches this machine; give one that does")
     return hosts
 
 

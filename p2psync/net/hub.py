@@ -59,20 +59,20 @@ class HubService:
         on_trouble: Callable[[str], None] = lambda message: None,
         clock: Callable[[], float] = time.monotonic,
         secret: Callable[[], str] = lambda: secrets.token_hex(16),
-        port_option: str = "--port",
+        port_setting: str = "port",
     ) -> None:
         """token: the join token that every request must carry; None: anyone may. planner: None: there is no plan.
 
         on_trouble: receives one line when a plan fails, for each diagnostic of a plan, and when another run takes the
         hub. clock: seconds, monotonic. secret: draws lease ids, nonces and tokens; tests replace it and the clock.
-        port_option: the option that sets the port, for messages.
+        port_setting: the parameter that sets the port, for messages.
         """
         self.core = HubCore(config, instance=secret())
         self.metrics = HubMetrics(self.core)
         self.log = HubLog(clock)
         self.token = token
         self.secret = secret
-        self._port_option = port_option
+        self._port_setting = port_setting
         self._clock = clock
         self._started = clock()
         self._timer = Timer(clock, self.tick)
@@ -221,7 +221,7 @@ class HubService:
 
         host: see `open_listeners`. Raises `P2PSyncError` when the address is not available.
         """
-        listeners = await open_listeners(host, port, self._port_option)
+        listeners = await open_listeners(host, port, self._port_setting)
         runner = web.AppRunner(
             self.build_app(),
             access_log=None,

@@ -314,7 +314,7 @@ class HubClient:
         except aiohttp.ClientResponseError:
             raise HubError(
                 f"{self.url} answers, but not as a hub does: is that the port of the swarm? A hub serves at 7070 unless"
-                " told otherwise (--hub-port)"
+                " told otherwise"
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise HubError(f"the hub at {self.url} cannot be reached: {_cause(error)}; is it running there?") from None

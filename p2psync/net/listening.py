@@ -13,6 +13,7 @@ from pathlib import Path
 
 from p2psync.errors import P2PSyncError
 from p2psync.net.addresses import ALL_IPV4, UNKNOWN_HOST, address_of, host_and_port, is_announceable, url_of
+from p2psync.setting_names import named
 
 #: Connections that may wait to be accepted.
 BACKLOG = 1024
@@ -27,11 +28,12 @@ _ELSEWHERE = (("192.0.2.1", socket.AF_INET), ("2001:db8::1", socket.AF_INET6))
 _SIOCGIFADDR = 0x8915
 
 
-async def open_listeners(host: str, port: int, change: str = "--port") -> list[socket.socket]:
+async def open_listeners(host: str, port: int, setting: str = "port") -> list[socket.socket]:
     """Opens listening sockets for a host, all at one port (0: any free one).
 
     host: "" for every address of both families: one socket serves both where the machine has IPv6. A name is listened
-    to at each of its addresses that this machine has. Raises `P2PSyncError` that names the option (`change`) to change.
+    to at each of its addresses that this machine has. Raises `P2PSyncError`, which names the setting of the port, a
+    parameter.
     """
     try:
         if not host:
@@ -41,7 +43,7 @@ async def open_listeners(host: str, port: int, change: str = "--port") -> list[s
         addresses = list(dict.fromkeys((family, tuple(address)) for family, _, _, _, address in found))
         return _listen_together(addresses)
     except (OSError, UnicodeError) as error:
-        raise _cannot_listen(host, port, error, change) from None
+        raise _cannot_listen(host, port, error, named(setting)) from None
 
 
 def _listen_everywhere(port: int) -> socket.socket:
@@ -96,14 +98,14 @@ def _listen(family: socket.AddressFamily, address: tuple[object, ...], *, dual: 
     return sock
 
 
-def _cannot_listen(host: str, port: int, error: OSError | UnicodeError, change: str) -> P2PSyncError:
+def _cannot_listen(host: str, port: int, error: OSError | UnicodeError, setting: str) -> P2PSyncError:
     if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         where = f"port {port} on {host or 'every address'}"
-        return P2PSyncError(f"{where} is in use; stop what listens there, or choose another port with {change}")
+        return P2PSyncError(f"{where} is in use; stop what listens there, or choose another port with {setting}")
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-    remedy = f"choose another port with {change}, or another address"
+    remedy = f"choose another port with {setting}, or another address"
     if not isinstance(error, OSError) or isinstance(error, socket.gaierror) or error.errno in _MISSING:
-        remedy = "give an address of this machine with --host"
+        remedy = f"give an address of this machine with {named('host')}"
     return P2PSyncError(f"cannot listen on {host_and_port(host or '*', port)}: {reason}; {remedy}")
 
 

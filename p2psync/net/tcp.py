@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from p2psync.errors import UsageError
+from p2psync.setting_names import named
 from p2psync.swarm.control.connections import NEAR_RTT
 from p2psync.swarm.control.send_time import LEAST_NOTSENT
 
@@ -163,7 +164,7 @@ def choose_congestion(wish: str) -> Congestion:
         return Congestion(far, NEAR if offers(NEAR) else far)
     if wish and not offers(wish):
         raise UsageError(
-            f"--congestion {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
+            f"{named('congestion')} {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
         )
     return Congestion(wish, wish)
 

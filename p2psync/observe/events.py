@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, TypeAlias
 import msgspec
 
 from p2psync.membership.runs import run_name, short_run
+from p2psync.setting_names import named
 
 #: Smallest part of the fetched bytes that `Committed` names: a smaller one would show as 0.0 MB.
 _SHOWN_BYTES = 50_000
@@ -337,10 +338,11 @@ class FewTensorsShared(Warned, frozen=True):
     def line(self) -> str:
         """One line for people."""
         fetched = (self.total_bytes - self.shared_bytes) / 1e6
+        setting = named("store")
         few = f"{self.shared} of its {self.tensors} tensors" if self.shared else f"none of its {self.tensors} tensors"
         return (
             f"version {self.version} shares {few} with version {self.base}: every actor fetches {fetched:.1f} of"
-            f" {self.total_bytes / 1e6:.1f} MB again; is --store the one of this model? An empty one begins a new run"
+            f" {self.total_bytes / 1e6:.1f} MB again; is {setting} the one of this model? An empty one begins a new run"
         )
 
 

@@ -7,6 +7,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.errors import FormatError
 
 _PREFIX = "ed25519:"
+_PRIVATE_PREFIX = f"p2psync-private-{_PREFIX}"
+#: The line at the start of private keys of OpenSSL and OpenSSH.
+_FOREIGN_PRIVATE = "PRIVATE KEY-----"
 
 
 def public_text(key: bytes) -> str:
@@ -15,7 +18,9 @@ def public_text(key: bytes) -> str:
 
 
 def parse_public(text: str) -> bytes:
-    """The raw public key (32 bytes) of its text form. Raises `FormatError`."""
+    """The raw public key (32 bytes) of its text form. Raises `FormatError`, which shows no private key."""
+    if is_private(text):
+        raise FormatError("this is a private key: give the public one, which `p2psync keys show FILE` prints")
     hexed = text.strip().removeprefix(_PREFIX)
     try:
         raw = bytes.fromhex(hexed)
@@ -28,14 +33,18 @@ def parse_public(text: str) -> bytes:
 
 def private_text(key: Ed25519PrivateKey) -> str:
     """The text of a key file: one line with the private key."""
-    return f"p2psync-private-{_PREFIX}{key.private_bytes_raw().hex()}\n"
+    return f"{_PRIVATE_PREFIX}{key.private_bytes_raw().hex()}\n"
 
 
 def parse_private(text: str) -> Ed25519PrivateKey:
     """The private key of a key file's text. Raises `FormatError`."""
     try:
-        return Ed25519PrivateKey.from_private_bytes(
-            bytes.fromhex(text.strip().removeprefix("p2psync-private-" + _PREFIX))
-        )
+        return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(text.strip().removeprefix(_PRIVATE_PREFIX)))
     except ValueError:
-        raise FormatError("not a p2psync key file; make one with `p2psync keys new FILE`") from None
+        what = "a public key, which signs nothing" if text.startswith(_PREFIX) else "not a p2psync key file"
+        raise FormatError(f"{what}; give the file that `p2psync keys new FILE` makes") from None
+
+
+def is_private(text: str) -> bool:
+    """Returns whether a text is meant as a private key: one of p2psync, OpenSSL or OpenSSH, whole or not."""
+    return text.lstrip().startswith("p2psync-private-") or _FOREIGN_PRIVATE in text

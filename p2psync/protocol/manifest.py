@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2psync.delta.tensors import DIGEST_BYTES, TableRow, TensorKind
 from p2psync.errors import BaseMismatchError, FormatError, TrustError
 from p2psync.protocol.wire import decode_msgpack, encode_msgpack
+from p2psync.setting_names import named
 
 FORMAT = 1
 #: A manifest's body, and its table unpacked, may not be larger than this (bytes): 40,000 tensors and 10^6 chunks fit.
@@ -184,7 +185,8 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
     except _DECODE_ERRORS as error:
         raise FormatError(f"not a signed manifest: {error}") from None
     if trusted is not None and signed.key not in trusted:
-        raise TrustError(f"manifest signed by {signed.key.hex()[:16]}…, a key that is not trusted; see --trust")
+        setting = named("trusted", "--trust")
+        raise TrustError(f"manifest signed by {signed.key.hex()[:16]}…, a key that is not trusted; see {setting}")
     try:
         Ed25519PublicKey.from_public_bytes(signed.key).verify(signed.signature, _SIGN_CONTEXT + signed.body)
     except (InvalidSignature, ValueError):

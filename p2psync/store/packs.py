@@ -67,7 +67,8 @@ class Store:
         with disk_errors(root):
             held = lock(root / "lock")
         if held is None:
-            raise StoreError(f"{root} is in use by another process: stop it, or choose another --store")
+            own = "stop that one, or give this one a directory of its own"
+            raise StoreError(f"{root} is in use by another process: {own}")
         self._lock_descriptor: int | None = held
         self._packs: dict[bytes, Pack] = {}
         self._payloads = OpenPayloads()

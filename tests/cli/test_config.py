@@ -95,3 +95,54 @@ def test_a_mistyped_table_ends_any_command_with_one_line(
     assert ended.value.code == 2
     told = capsys.readouterr().err
     assert told.count("\n") == 1 and "did you mean token?" in told and "open-sesame" not in told
+
+
+def told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: Path, *words: str) -> str:
+    """The one line with which a command refuses its configuration file."""
+    monkeypatch.setattr("sys.argv", ["p2psync", "--config", str(file), *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("port = 'lots'", "[actor] port='lots' in {}: input should be a valid int"),
+        ("port = 70000", "[actor] port='70000' in {}: input should be less than or equal to 65535"),
+        ("reader-limit = 'x'", "[actor] reader-limit='x' in {}: input should be a valid "),
+        ("trust = ['no-key']", "'no-key' is not a public key"),
+        ("base = '/no/where'", "--base /no/where does not exist"),
+    ],
+)
+def test_a_bad_value_is_named_by_its_file_table_and_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    file = tmp_path / "p2psync.toml"
+    given = {"join": "'http://127.0.0.1:9'", "trust": f"'{'ab' * 32}'", "into": f"'{tmp_path}'"}
+    key, value = text.split(" = ")
+    file.write_text("\n".join(["[actor]", *(f"{name} = {one}" for name, one in (given | {key: value}).items())]))
+    line = told(monkeypatch, capsys, file, "actor")
+    assert message.format(file) in line and f"[actor] {key}=" in line and str(file) in line
+
+
+def test_a_flag_that_is_refused_is_not_blamed_on_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p2psync.toml"
+    file.write_text("[actor]\nport = 'lots'\n")
+    assert str(file) not in told(monkeypatch, capsys, file, "actor", "--port", "many", "--join", "x", "--trust", "x")
+
+
+def test_a_secret_of_the_file_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "p2psync.toml"
+    private = "p2psync-private-ed25519:" + "ab" * 32
+    file.write_text(f"[actor]\ntrust = '{private}'\njoin = 'http://127.0.0.1:9'\ninto = '{tmp_path}'\n")
+    line = told(monkeypatch, capsys, file, "actor")
+    assert "is a private key" in line and f"[actor] trust='…' is set in {file}" in line
+    assert private not in line

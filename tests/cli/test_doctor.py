@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def test_this_machine_is_examined_and_every_complaint_names_a_remedy(tmp_path: P
     report = doctor.examine(tmp_path)
     assert report.ready
     names = [mended(finding).name for finding in report.findings]
-    assert len(names) == len(set(names)) == 20
+    assert len(names) == len(set(names)) == 21
     assert list(tmp_path.iterdir()) == []
 
 
@@ -51,6 +52,13 @@ def test_the_command_prints_a_line_for_each_finding_and_ends_well(command: Typer
     assert result.exit_code == 0
     for name in ("Python", "numba", "BLAKE3", "congestion", "port 7070", "netem"):
         assert any(line.startswith(name) for line in result.stdout.splitlines())
+
+
+def test_a_machine_without_scipy_is_told_how_to_mend_it() -> None:
+    code = "import sys; sys.modules['scipy'] = None; from p2psync.cli.doctor_machine import planner; print(planner())"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "state='missing'" in told and "a hub here cannot plan" in told
+    assert "mend='pip install --force-reinstall scipy'" in told
 
 
 def test_json_holds_the_same_findings(command: Typer, tmp_path: Path) -> None:

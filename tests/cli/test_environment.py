@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2psync.cli.app import app
 from p2psync.cli.main import main
-from p2psync.environment import Environment, is_service_link
+from p2psync.environment import VLLM_NAMES, Environment, is_service_link
 from p2psync.errors import UsageError
 from p2psync.protocol.keys import public_text
 
@@ -117,6 +117,49 @@ def test_a_flag_that_is_refused_is_not_blamed_on_the_environment(
 ) -> None:
     monkeypatch.setenv("P2PSYNC_ACTOR_TRUST", KEY)
     assert "environment" not in told(capsys, "actor", "--trust", "no-key", "--join", "x", "--into", "x")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("P2PSYNC_ACTR_JOIN", "P2PSYNC_ACTOR_JOIN"),
+        ("P2PSYNC_ACTOR_TRSUT", "P2PSYNC_ACTOR_TRUST"),
+        ("P2PSYNC_JOIN", "P2PSYNC_ACTOR_JOIN"),
+        ("P2PSYNC_TRAINER_TOKN", "P2PSYNC_TRAINER_TOKEN"),
+        ("P2PSYNC_THREDS", "P2PSYNC_THREADS"),
+        ("P2PSYNC_BENCH_SWARM_SEDE", "P2PSYNC_BENCH_SWARM_SEED"),
+    ],
+)
+def test_a_mistyped_variable_is_told_once_with_the_nearest_name(
+    typed: str, meant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = told(capsys, "actor", "--no-such-option")
+    monkeypatch.setenv(typed, "open-sesame")
+    code, error = told(capsys, "actor", "--no-such-option")
+    line, rest = error.split("\n", 1)
+    assert (code, rest) == alone
+    assert line == f"p2psync: {typed} in the environment is ignored: it is no option; did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    "variable",
+    ["P2PSYNC_ACTOR_JOIN", "P2PSYNC_VLLM_TRUST", "P2PSYNC_NO_SKIPS", "P2PSYNC_HUB_SERVICE_HOST", "P2PSYNC_PORT"],
+)
+def test_known_unlike_and_kubernetes_variables_are_told_nothing_about(
+    variable: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = told(capsys, "hub", "--no-such-option")
+    monkeypatch.setenv(variable, "x")
+    assert told(capsys, "hub", "--no-such-option") == alone
+
+
+def test_an_engine_tells_of_a_mistyped_variable() -> None:
+    lines: list[str] = []
+    variables = dict.fromkeys((f"P2PSYNC_VLLM_{name}" for name in (*VLLM_NAMES, "JION", "PORT_7070_TCP")), "x")
+    Environment("P2PSYNC_VLLM_", variables, lines.append).tell_unknown(VLLM_NAMES)
+    assert lines == [
+        "P2PSYNC_VLLM_JION in the environment is ignored: it is no option; did you mean P2PSYNC_VLLM_JOIN?"
+    ]
 
 
 LINKS = st.builds("{}://{}:{}".format, st.sampled_from(["tcp", "udp", "TCP"]), st.ip_addresses(), st.integers(1, 65535))

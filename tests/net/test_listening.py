@@ -10,6 +10,7 @@ from private_network import LINK, NO_IPV4, NO_IPV6, OWN_V4, OWN_V6, inside, need
 
 from p2psync.errors import P2PSyncError
 from p2psync.net.listening import local_host, open_listeners, own_addresses, printed_hub_url, reachable_host
+from p2psync.setting_names import named_as_options
 
 
 def listened(host: str, tried: list[str], commands: list[str]) -> list[str]:
@@ -71,7 +72,7 @@ def test_every_ipv4_address_is_listened_to_where_the_machine_speaks_no_ipv6(monk
 
 @pytest.mark.parametrize(
     ("host", "remedy"),
-    [("192.0.2.1", "address of this machine with --host"), ("no.such.invalid", "address of this machine with --host")],
+    [("192.0.2.1", "address of this machine with host="), ("no.such.invalid", "address of this machine with host=")],
 )
 async def test_an_address_of_another_machine_is_refused_with_the_remedy(host: str, remedy: str) -> None:
     with pytest.raises(P2PSyncError, match=remedy) as refused:
@@ -79,10 +80,13 @@ async def test_an_address_of_another_machine_is_refused_with_the_remedy(host: st
     assert f"cannot listen on {host}:0" in str(refused.value)
 
 
-async def test_a_port_in_use_is_named_with_the_option_that_changes_it() -> None:
+async def test_a_port_in_use_is_named_with_the_setting_as_the_caller_gave_it() -> None:
     (held,) = await open_listeners("127.0.0.1", 0)
-    with pytest.raises(P2PSyncError, match=f"port {held.getsockname()[1]} on every address is in use.*--hub-port"):
-        await open_listeners("", held.getsockname()[1], "--hub-port")
+    port = held.getsockname()[1]
+    with pytest.raises(P2PSyncError, match=f"port {port} on every address is in use.* with hub_port=$"):
+        await open_listeners("", port, "hub_port")
+    with named_as_options(), pytest.raises(P2PSyncError, match=f"port {port} on every .* with --hub-port$"):
+        await open_listeners("", port, "hub_port")
     held.close()
 
 

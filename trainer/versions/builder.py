@@ -35,6 +35,7 @@ from p2psync.protocol.keys import public_text
 from p2psync.protocol.lineage import newest_reachable, resolve, target_key
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.protocol.versions import Position
+from p2psync.setting_names import named
 from p2psync.store.disk import disk_errors, write_durably
 from p2psync.store.draft import Draft
 from p2psync.store.encoding import Encoding, rows_between
@@ -458,8 +459,8 @@ class LocalVersionBuilder:
         theirs = next((pack.signed.key for pack in self._packs() if pack.signed.key != mine), None)
         if theirs is not None:
             raise StoreError(
-                f"{self.store.root}: its versions were signed with {public_text(theirs)}: give that --key, or an empty "
-                "--store"
+                f"{self.store.root}: its versions were signed with {public_text(theirs)}: give that"
+                f" {named('key')}, or an empty {named('store')}"
             )
 
 
