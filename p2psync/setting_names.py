@@ -20,10 +20,10 @@ def named_as_options() -> Iterator[None]:
 
 
 def named(parameter: str, option: str = "") -> str:
-    """Returns the name of a setting for a message: `hub_port=`, or `--hub-port` on the command line.
+    """Returns the name of a setting for a message: `hub_port`, or `--hub-port` on the command line.
 
     option: its name there, if it is another one.
     """
     if not _as_options:
-        return f"{parameter}="
+        return parameter
     return option or f"--{parameter.replace('_', '-')}"

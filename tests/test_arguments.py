@@ -82,7 +82,7 @@ def test_paths_are_paths_or_text(tmp_path: Path) -> None:
         ({"role": "x"}, "role='x': choose actor or relay"),
         ({"region": 3}, "region=3: give text"),
         ({"probe": "yes"}, "probe='yes': give True or False"),
-        ({"follow_run": "newst"}, "follow_run= wants newest, any or"),
+        ({"follow_run": "newst"}, "follow_run wants newest, any or"),
     ],
 )
 def test_an_actors_setting_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from p2psync.errors import P2PSyncError
+from p2psync.errors import P2PSyncError, UsageError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -35,11 +35,13 @@ def _print_public(key: Ed25519PrivateKey) -> None:
 
 
 def make_key(file: Path) -> Ed25519PrivateKey:
-    """A new private key in a new file that only its owner can read. Raises `P2PSyncError`."""
+    """A new private key in a new file that only its owner can read. Raises `P2PSyncError`, and `UsageError` for the text
+    of a key in place of a file."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from p2psync.protocol.keys import private_text
 
+    _check_is_no_key(file)
     key = Ed25519PrivateKey.generate()
     # Linked into place when it is whole and durable: a key file is never empty, whatever happens meanwhile.
     temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
@@ -62,12 +64,20 @@ def make_key(file: Path) -> Ed25519PrivateKey:
 
 
 def read_key(file: Path) -> Ed25519PrivateKey:
-    """The private key in a file. Raises `P2PSyncError`."""
+    """The private key in a file. Raises as `make_key`."""
     from p2psync.protocol.keys import parse_private
 
+    _check_is_no_key(file)
     try:
         return parse_private(file.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         raise P2PSyncError(f"{file}: {error.strerror}; make a key with `p2psync keys new {file}`") from None
     except P2PSyncError as error:
         raise P2PSyncError(f"{file}: {error}") from None
+
+
+def _check_is_no_key(file: Path) -> None:
+    """Raises `UsageError`, which shows no private key, for a key's own text: a new key would get that name."""
+    for start, kind in (("ed25519:", "a public key"), ("p2psync-private-", "a private key's text")):
+        if file.name.startswith(start):
+            raise UsageError(f"{kind} is no file's name: give the file of the private key (`p2psync keys new FILE`)")

@@ -59,7 +59,7 @@ def test_no_run_follows_the_last_possible_time() -> None:
 
 @pytest.mark.parametrize("text", ["", "latest", "01a2", A + "0", "01a221f1904g"])
 def test_a_malformed_run_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="follow_run= wants newest, any or the 12 to 32 hex digits"):
+    with pytest.raises(UsageError, match="follow_run wants newest, any or the 12 to 32 hex digits"):
         parse_follow(text)
 
 

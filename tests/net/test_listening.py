@@ -72,7 +72,7 @@ def test_every_ipv4_address_is_listened_to_where_the_machine_speaks_no_ipv6(monk
 
 @pytest.mark.parametrize(
     ("host", "remedy"),
-    [("192.0.2.1", "address of this machine with host="), ("no.such.invalid", "address of this machine with host=")],
+    [("192.0.2.1", "address of this machine with host$"), ("no.such.invalid", "address of this machine with host$")],
 )
 async def test_an_address_of_another_machine_is_refused_with_the_remedy(host: str, remedy: str) -> None:
     with pytest.raises(P2PSyncError, match=remedy) as refused:
@@ -83,7 +83,7 @@ async def test_an_address_of_another_machine_is_refused_with_the_remedy(host: st
 async def test_a_port_in_use_is_named_with_the_setting_as_the_caller_gave_it() -> None:
     (held,) = await open_listeners("127.0.0.1", 0)
     port = held.getsockname()[1]
-    with pytest.raises(P2PSyncError, match=f"port {port} on every address is in use.* with hub_port=$"):
+    with pytest.raises(P2PSyncError, match=f"port {port} on every address is in use.* with hub_port$"):
         await open_listeners("", port, "hub_port")
     with named_as_options(), pytest.raises(P2PSyncError, match=f"port {port} on every .* with --hub-port$"):
         await open_listeners("", port, "hub_port")
