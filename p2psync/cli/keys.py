@@ -35,8 +35,8 @@ def _print_public(key: Ed25519PrivateKey) -> None:
 
 
 def make_key(file: Path) -> Ed25519PrivateKey:
-    """A new private key in a new file that only its owner can read. Raises `P2PSyncError`, and `UsageError` for the text
-    of a key in place of a file."""
+    """A new private key in a new file that only its owner can read. Raises `P2PSyncError`, and `UsageError` for a
+    key's text in place of a file."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from p2psync.protocol.keys import private_text

@@ -279,7 +279,9 @@ class HubService:
 
     def _plan_failed(self, message: str) -> None:
         if self.core.plan_failed(message, self._clock()):
-            self._on_trouble(f"no new plan, the last one stays in use: {message}")
+            self._on_trouble(
+                f"no new plan, the last one stays in use: {message}; `p2psync doctor` says whether a hub can plan here"
+            )
         self.tick()
 
     def _settle(self) -> None:

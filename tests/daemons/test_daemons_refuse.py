@@ -61,7 +61,10 @@ def test_a_wrong_join_token_is_refused(running: Swarm) -> None:
 
 def test_a_port_in_use_is_refused_in_one_line(running: Swarm, tmp_path: Path) -> None:
     with taken_port() as port:
-        assert str(port) in refused(running.run("hub", "--trust", running.public, *LOCAL, "--port", port))
+        assert f"port {port} on" in (
+            told := refused(running.run("hub", "--trust", running.public, *LOCAL, "--port", port))
+        )
+        assert told.endswith("choose another port with --port")
         assert str(port) in refused(running.actor("portless", port=port, token=TOKEN))
         epoch = (running.place / "store" / "run.json").read_text()
         store = copy_of(running.place / "store", tmp_path / "store")
@@ -88,7 +91,8 @@ def test_a_trainer_whose_key_the_hub_does_not_trust_is_refused(running: Swarm, t
 
 def test_a_second_actor_in_one_directory_is_refused(running: Swarm, tmp_path: Path) -> None:
     before = sums(running.place / "held" / "current")
-    assert "in use by another process" in refused(running.actor("held", token=TOKEN))
+    told = refused(running.actor("held", token=TOKEN))
+    assert "in use by another process: stop that one, or give this one a directory of its own" in told
     apart = running.actor("held", store=tmp_path / "store", token=TOKEN)
     assert "kept by another process" in refused(apart)
     assert sums(running.place / "held" / "current") == before

@@ -105,7 +105,7 @@ def test_several_addresses_are_advertised_in_their_order() -> None:
 
 @pytest.mark.parametrize("text", ["0.0.0.0", "::", "fe80::1%eth0", "ff02::1", "192.0.2.7:7071", ",", "a,b,c,d,e,f"])
 def test_an_address_that_cannot_be_advertised_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="^advertise "):
+    with pytest.raises(UsageError, match=r"^advertise "):
         advertised_hosts(text)
 
 

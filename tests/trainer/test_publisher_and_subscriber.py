@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_a_silent_hub_is_logged_and_named_at_wait_for(tmp_path: Path, caplog: py
 def test_a_subscriber_warns_that_it_compiles_the_codec(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2psync.net.runner.compiled", lambda: False)
+    monkeypatch.setattr("p2psync.net.runner.compiled", lambda widths: False)
     with subscribe_to(NOWHERE, tmp_path, layers()):
         pass
     assert [record.levelname for record in caplog.records if "compiling the codec" in record.message] == ["WARNING"]
@@ -235,6 +236,23 @@ def test_a_start_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     with pytest.raises(P2PSyncError):
         Subscriber(layers(), actor).start()
     assert not [t.name for t in threading.enumerate() if t.name in ("p2psync-trainer", "p2psync-actor")]
+
+
+def test_a_port_in_use_is_named_by_its_parameter(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        config = TrainerConfig(store=tmp_path, key=KEY, host="127.0.0.1", hub_port=port, port=0)
+        with pytest.raises(P2PSyncError, match=rf"port {port} on .* is in use; .* another port with hub_port$"):
+            Publisher(layers(), config).start()
+        actor = ActorConfig(hub_url=NOWHERE, trusted=PUBLIC, store=tmp_path / "actor", host="127.0.0.1", port=port)  # type: ignore[arg-type]
+        with pytest.raises(P2PSyncError, match=r"choose another port with port$"):
+            Subscriber(layers(), actor).start()
+
+
+def test_a_store_in_use_is_refused_without_naming_an_option(tmp_path: Path) -> None:
+    with subscribe_to(NOWHERE, tmp_path, layers()), pytest.raises(P2PSyncError, match="in use by another") as refused:
+        subscribe_to(NOWHERE, tmp_path, layers()).start()
+    assert str(refused.value).endswith("stop that one, or give this one a directory of its own")
 
 
 def test_paths_and_keys_may_be_text_or_objects(tmp_path: Path) -> None:
