@@ -166,7 +166,7 @@ class Swarm:
 
     def hub(self, port: int = 0, **options: object) -> Process:
         """Start a hub alone; `url` is its address."""
-        process = self.run("hub", "--trust", self.key_file, "--port", port, *LOCAL, *self._planning, *_flags(options))
+        process = self.run("hub", "--trust", self.public, "--port", port, *LOCAL, *self._planning, *_flags(options))
         return self.found(process)
 
     def trainer(self, *more: object, hub: bool = True, **options: object) -> Process:

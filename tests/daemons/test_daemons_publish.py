@@ -12,7 +12,7 @@ from daemon_parts import LOCAL, Process, Swarm
 
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
-from p2psync.protocol.keys import private_text
+from p2psync.protocol.keys import private_text, public_text
 
 
 def publishing(swarm: Swarm, place: Path, *more: object) -> Process:
@@ -46,8 +46,10 @@ def test_publish_seeds_until_the_actors_have_it_and_goes(swarm: Swarm) -> None:
 def test_a_version_signed_by_another_key_is_not_committed(swarm: Swarm, tmp_path: Path) -> None:
     """A hub that also trusts another key announces the run of that key; the actor trusts its own key alone."""
     untrusted = tmp_path / "untrusted"
-    untrusted.write_text(private_text(Ed25519PrivateKey.from_private_bytes(bytes(32))))
-    hub = swarm.run("hub", "--trust", swarm.key_file, "--trust", untrusted, "--port", 0, *LOCAL)
+    other = Ed25519PrivateKey.from_private_bytes(bytes(32))
+    untrusted.write_text(private_text(other))
+    theirs = public_text(other.public_key().public_bytes_raw())
+    hub = swarm.run("hub", "--trust", swarm.public, "--trust", theirs, "--port", 0, *LOCAL)
     swarm.found(hub)
     model, place = Model(), swarm.place / "checkpoint"
     swarm.sums[0] = model.write(place)
