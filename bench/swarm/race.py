@@ -44,7 +44,7 @@ _SAMPLES, _MIN_STEP_SECONDS = 20, 0.05
 @dataclass(frozen=True)
 class RaceOptions:
     """contenders: names, p2psync among them or not. base: see `Track`. limit: seconds of one run. cold: as many cold
-    rounds, too. with_faults: runs of p2psync with each fault."""
+    rounds, too. with_faults: runs of p2psync with each fault. tells_held: see `Track`."""
 
     payload_bytes: int
     contenders: Sequence[str]
@@ -57,6 +57,7 @@ class RaceOptions:
     piece: int = 64 << 10
     settle: float = 60.0
     seed: int = 1
+    tells_held: bool = False
 
 
 @dataclass
@@ -131,6 +132,7 @@ class Race:
             piece=options.piece,
             settle=options.settle,
             congestion=AUTO_CONGESTION if options.congestion == PREFERRED[0] else options.congestion,
+            tells_held=options.tells_held,
         )
 
     def _faults(self, track: Track) -> None:
@@ -273,6 +275,8 @@ class _Timing:
             over_limit=self._over_limit,
             replanned=self._replanned(),
             planned=trial.plan_rate(begin),
+            piece_bytes=trial.piece_bytes,
+            held={host: [(at - begin, share) for at, share in shares] for host, shares in trial.held().items()},
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )
