@@ -29,10 +29,10 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
     """One payload's way to all nodes. What is not known is None.
 
     seconds: until the last node has all of it; None: not every node got it in time. ratio: the same by the bound.
-    plan: the rate of the plan in use at the start, by the bound's. achieved: the bound's rate divided by `ratio`, by
-    the plan's, so that 1 / ratio = plan × achieved. start: seconds until the last node has its first chunk. tail:
-    seconds from when all nodes together have 90 % of their chunks until the end. copies: what the trainer sent, by the
-    payload; over real TCP with headers.
+    plan: the rate of the trees in use at the start, as far as the slowest downlink takes it, by the bound's. achieved:
+    the bound's rate divided by `ratio`, by the plan's, so that 1 / ratio = plan × achieved. start: seconds until the
+    last node has its first chunk. tail: seconds from when all nodes together have 90 % of their chunks until the end.
+    copies: what the trainer sent, by the payload; over real TCP with headers.
     """
 
     seconds: float | None
@@ -47,8 +47,8 @@ class Transfer(msgspec.Struct, frozen=True, kw_only=True):
 class DrawnNetwork(msgspec.Struct, frozen=True, kw_only=True):
     """The network that a seed draws, and the bound of one payload there.
 
-    bound: the least seconds of any broadcast; bound_rate: its Mbit/s. longest_rtt: seconds. loss: the most that a link
-    loses.
+    bound: the least seconds of any broadcast; bound_rate: its Mbit/s. slowest_down: Mbit/s of the receiver that takes
+    least. longest_rtt: seconds. loss: the most that a link loses.
     """
 
     seed: int
@@ -56,6 +56,7 @@ class DrawnNetwork(msgspec.Struct, frozen=True, kw_only=True):
     places: list[str]
     longest_rtt: float
     loss: float
+    slowest_down: float
     bound_rate: float
     bound: float
     payload_bytes: int
@@ -117,16 +118,18 @@ class DrawnSummary(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", 
 
 
 def transfer(
-    bound: float,
+    network: DrawnNetwork,
     seconds: float | None,
     *,
-    plan: float | None,
+    bound: float | None = None,
+    plan_rate: float | None,
     start: float | None,
     tail: float | None,
     copies: float | None,
 ) -> Transfer:
-    """Returns a transfer. bound: seconds. plan: by the bound's rate."""
-    ratio = None if seconds is None else seconds / bound
+    """Returns a transfer. bound: seconds, of a payload that is not the network's. plan_rate: Mbit/s of the trees."""
+    ratio = None if seconds is None else seconds / (bound or network.bound)
+    plan = None if plan_rate is None else min(plan_rate, network.slowest_down) / network.bound_rate
     return Transfer(
         seconds=seconds,
         ratio=ratio,
@@ -146,6 +149,7 @@ def drawn_network(seed: int, network: Network, payload_bytes: int) -> DrawnNetwo
         places=list(network.regions),
         longest_rtt=2 * float(network.delay.max()),
         loss=float(network.loss.max()),
+        slowest_down=float(np.delete(network.down, network.trainer).min()),
         bound_rate=broadcast_bound(network).rate,
         bound=least_makespan(network, payload_bytes),
         payload_bytes=payload_bytes,

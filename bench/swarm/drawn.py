@@ -14,6 +14,7 @@ from p2psync.bench.swarm.race import Race, RaceOptions
 from p2psync.bench.swarm.report import RaceRun, SwarmReport, figures
 from p2psync.errors import UsageError
 from p2psync.topology.drawn_report import DrawnNetwork, DrawnRun, Transfer, drawn_network, tail_seconds, transfer
+from p2psync.topology.model import Topology
 from p2psync.topology.network import from_topology
 from p2psync.topology.places import draw_places
 
@@ -45,12 +46,13 @@ def race_drawn(
     options = replace(options, contenders=contenders, tells_held=True)
     for seed in seeds:
         topology = draw_places(seed, hosts=hosts)
-        if slower > 1:
-            topology = topology.slower(slower)
-        network = drawn_network(seed, from_topology(topology), options.payload_bytes)
-        label = f"seed {seed}"
-        report = Race(label, topology, options, lambda line, label=label: progress(f"{label}: {line}")).run()  # type: ignore[misc]
-        yield raced_run(network, report, options.settle)
+        yield _race(seed, topology.slower(slower) if slower > 1 else topology, options, progress)
+
+
+def _race(seed: int, topology: Topology, options: RaceOptions, progress: Callable[[str], None]) -> RacedRun:
+    label = f"seed {seed}"
+    report = Race(label, topology, options, lambda line: progress(f"{label}: {line}")).run()
+    return raced_run(drawn_network(seed, from_topology(topology), options.payload_bytes), report, options.settle)
 
 
 def raced_run(network: DrawnNetwork, report: SwarmReport, settle: float) -> RacedRun:
@@ -58,7 +60,7 @@ def raced_run(network: DrawnNetwork, report: SwarmReport, settle: float) -> Race
     runs = [run for run in report.runs if not run.cold and not run.fault]
     results: dict[str, list[Transfer]] = {P2PSYNC: []}
     for run in sorted(runs, key=lambda run: run.round):
-        results.setdefault(run.contender, []).append(_transfer(run, report))
+        results.setdefault(run.contender, []).append(_transfer(network, run, report.receivers))
     return RacedRun(tcp="real", network=network, settle=settle, results=results, report=report)
 
 
@@ -71,13 +73,14 @@ def drawn_figures(runs: Sequence[RacedRun]) -> list[Figure]:
     ]
 
 
-def _transfer(run: RaceRun, report: SwarmReport) -> Transfer:
+def _transfer(network: DrawnNetwork, run: RaceRun, receivers: list[str]) -> Transfer:
     return transfer(
-        run.floor,
+        network,
         run.seconds,
-        plan=None if run.planned is None else run.planned / report.bound,
-        start=_start(run, report.receivers),
-        tail=_tail(run, report.receivers),
+        bound=run.floor,
+        plan_rate=run.planned,
+        start=_start(run, receivers),
+        tail=_tail(run, receivers),
         copies=run.trainer_copies,
     )
 

@@ -22,24 +22,27 @@ from p2psync.topology.drawn_report import (
 )
 
 BOUND = 10.0
+FACTS = DrawnNetwork(
+    seed=0,
+    nodes=4,
+    places=["home0", "cloud1"],
+    longest_rtt=0.12,
+    loss=0.004,
+    slowest_down=60.0,
+    bound_rate=53.7,
+    bound=BOUND,
+    payload_bytes=64 << 20,
+)
 
 
 def sent(ratio: float | None, plan: float | None = 0.8) -> Transfer:
     seconds = None if ratio is None else BOUND * ratio
-    return transfer(BOUND, seconds, plan=plan, start=0.5, tail=None if ratio is None else 1.5, copies=1.25)
+    rate = None if plan is None else 53.7 * plan
+    return transfer(FACTS, seconds, plan_rate=rate, start=0.5, tail=None if ratio is None else 1.5, copies=1.25)
 
 
 def run(seed: int, *, tcp: str = "real", bound: float = BOUND, **ratios: float | None) -> DrawnRun:
-    network = DrawnNetwork(
-        seed=seed,
-        nodes=4,
-        places=["home0", "cloud1"],
-        longest_rtt=0.12,
-        loss=0.004,
-        bound_rate=53.7,
-        bound=bound,
-        payload_bytes=64 << 20,
-    )
+    network = msgspec.structs.replace(FACTS, seed=seed, bound=bound)
     results = {name: [sent(ratio)] for name, ratio in ratios.items()}
     return DrawnRun(tcp="virtual" if tcp == "virtual" else "real", network=network, settle=60.0, results=results)
 
@@ -50,6 +53,11 @@ def test_what_is_lost_is_what_the_plan_lacks_and_what_the_exchange_lacks() -> No
     assert one.plan * one.achieved == pytest.approx(1 / 1.6)
     assert sent(1.6, plan=None).achieved is None
     assert sent(None).achieved is None and sent(None).seconds is None
+
+
+def test_a_plan_counts_as_far_as_the_slowest_downlink_takes_it() -> None:
+    figures = transfer(FACTS, 12.0, plan_rate=100.0, start=None, tail=None, copies=None)
+    assert figures.plan == pytest.approx(60.0 / 53.7)
 
 
 def test_the_tail_begins_when_nine_tenths_are_delivered() -> None:

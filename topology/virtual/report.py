@@ -74,9 +74,9 @@ def _simulate(network: Network, options: VirtualOptions) -> VirtualSwarm:
 def _transfer(swarm: VirtualSwarm, version: VersionRun, facts: DrawnNetwork) -> Transfer:
     receivers, payload = facts.nodes - 1, swarm.payload_bytes
     return transfer(
-        facts.bound,
+        facts,
         max(version.finished.values()) if len(version.finished) == receivers else None,
-        plan=None if version.plan_rate is None else version.plan_rate / facts.bound_rate,
+        plan_rate=version.plan_rate,
         start=max(version.first.values()) if len(version.first) == receivers else None,
         tail=tail_seconds(version.delivered, receivers * payload),
         copies=swarm.sent_bytes(version) / payload,

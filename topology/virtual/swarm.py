@@ -47,7 +47,7 @@ class VirtualOptions:
 
 @dataclass
 class VersionRun:
-    """One published version. id: of its manifest. plan_rate: Mbit/s of the plan in use then; None: there was none.
+    """One published version. id: of its manifest. plan_rate: Mbit/s of the trees in use then; None: there was none.
 
     Seconds after its publication: first: at which each node had its first chunk; finished: its last one. delivered: of
     every chunk that a node got, with the bytes that all nodes together had then.
@@ -165,7 +165,7 @@ class VirtualSwarm:
         self.payloads[payload.id] = payload
         self._newest.append(payload)
         plan = self.hub.plan
-        self.versions.append(VersionRun(payload.id, self.clock.now, plan.lowest_rate if plan is not None else None))
+        self.versions.append(VersionRun(payload.id, self.clock.now, plan.rate if plan is not None else None))
         self.clock.note("publish", payload.manifest.version)
         if len(self._newest) > MAX_EXCHANGED_VERSIONS:
             old = self._newest.pop(0)
