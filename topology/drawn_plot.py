@@ -32,11 +32,11 @@ def plot_runs(runs: Sequence[DrawnRun], path: Path, beside: Sequence[DrawnRun] =
         for i, name in enumerate(names):
             style = {"color": _COLOURS[i % len(_COLOURS)], "lw": 2.2 if i == 0 else 1.2}
             _distribution(axes[0], runs, name, label=name, **style)
-            _networks(axes[1], runs, name, label=name, color=style["color"])
+            _networks(axes[1], runs, name, color=style["color"])
         if beside:
             name = f"{beside[0].subject}, {beside[0].tcp} TCP"
             _distribution(axes[0], beside, beside[0].subject, label=name, color=_INK, lw=1.2, ls=":")
-            _networks(axes[1], beside, beside[0].subject, label=name, color=_INK, mfc="white")
+            _networks(axes[1], beside, beside[0].subject, color=_INK, mfc="white")
         _frame(axes)
         payload = runs[0].network.payload_bytes / (1 << 20)
         figure.suptitle(f"{payload:.4g} MiB on {len(runs)} drawn networks, {runs[0].tcp} TCP", color=_INK)
@@ -50,16 +50,17 @@ def plot_runs(runs: Sequence[DrawnRun], path: Path, beside: Sequence[DrawnRun] =
 
 def _frame(axes: Any) -> None:
     axes[0].axvline(1, color=_INK, ls=(0, (4, 2)), lw=1)
-    axes[0].set(xscale="log", xlabel="time to the bound", ylabel="share of all transfers", ylim=(0, 1.02))
+    axes[0].set(
+        xscale="log", xlabel="time, as a multiple of the bound", ylabel="share of all transfers", ylim=(0, 1.02)
+    )
     axes[1].axhline(1, color=_INK, ls=(0, (4, 2)), lw=1)
-    axes[1].set(yscale="log", xlabel="seed of the network", ylabel="median time to the bound")
+    axes[1].set(yscale="log", xlabel="seed of the network", ylabel="median time, as a multiple of the bound")
     axes[1].xaxis.get_major_locator().set_params(integer=True)
     for axis in (axes[0].xaxis, axes[1].yaxis):
         axis.set_major_locator(_ratio_ticks())
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter("")
-    for one in axes:
-        one.legend(frameon=False)
+    axes[0].legend(frameon=False)
 
 
 def _ratio_ticks() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -13,6 +13,8 @@ from p2psync.bench.swarm.contenders import P2PSYNC, missing
 from p2psync.bench.swarm.drawn import RacedRun, drawn_figures, race_drawn, raced_run
 from p2psync.bench.swarm.race import RaceOptions
 from p2psync.bench.swarm.report import LinkSample, RaceRun, SwarmReport
+from p2psync.cli.bench_swarm import SwarmBenchOptions, _race_options
+from p2psync.cli.drawn import DrawOptions
 from p2psync.cli.main import main
 from p2psync.errors import UsageError
 from p2psync.topology.drawn_comparison import comparison_lines, read_runs
@@ -142,6 +144,39 @@ def test_wrong_options_of_drawn_races_are_refused_in_one_line(
     code, told = refused("swarm", *arguments)
     assert code == 2 and message in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "offered", "expected"),
+    [
+        ((), True, ("bbr", False)),
+        ((), False, ("cubic", False)),
+        (("--congestion", "reno", "--cold"), False, ("reno", True)),
+    ],
+)
+def test_drawn_races_are_warm_and_use_bbr_where_the_kernel_has_it(
+    words: tuple[str, ...], offered: bool, expected: tuple[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[RaceOptions] = []
+
+    def race(seeds: range, options: RaceOptions, **more: object) -> Iterator[RacedRun]:
+        given.append(options)
+        return iter([raced(ran())])
+
+    monkeypatch.setattr("p2psync.bench.swarm.drawn.race_drawn", race)
+    monkeypatch.setattr("p2psync.cli.bench_swarm.check_can_emulate", lambda: None)
+    monkeypatch.setattr("p2psync.cli.bench_swarm.end_as_interrupted", lambda: None)
+    monkeypatch.setattr("p2psync.net.tcp.offers", lambda name: offered)
+    monkeypatch.setattr("sys.argv", ["p2psync", "bench", "swarm", "--draw", "0:1", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    assert [(options.congestion, options.cold) for options in given] == [expected]
+
+
+def test_races_on_named_networks_keep_their_cold_rounds_and_bbr() -> None:
+    options = _race_options(SwarmBenchOptions(drawn=DrawOptions()), [])
+    assert (options.congestion, options.cold, options.tells_held) == ("bbr", True, False)
 
 
 @pytest.mark.root
