@@ -26,13 +26,13 @@ Line: TypeAlias = tuple[str, str]
 
 
 class Transfer(msgspec.Struct, frozen=True, kw_only=True):
-    """One payload's way to all nodes. What is not known is None.
+    """One payload's transfer to all nodes. Unknown figures are None.
 
-    seconds: until the last node has all of it; None: not every node got it in time. ratio: the same by the bound.
-    plan: the rate of the trees in use at the start, as far as the slowest downlink takes it, by the bound's. achieved:
-    the bound's rate divided by `ratio`, by the plan's, so that 1 / ratio = plan × achieved. start: seconds until the
-    last node has its first chunk. tail: seconds from when all nodes together have 90 % of their chunks until the end.
-    copies: what the trainer sent, by the payload; over real TCP with headers.
+    seconds: until the last node has the whole payload; None: not every node got it in time. ratio: `seconds` divided by
+    the bound's. plan: the rate of the trees in use at the start, limited to that of the slowest downlink, divided by
+    the bound's rate. achieved: 1 / (ratio × plan), the share of the plan's rate that the transfer reached. start:
+    seconds until the last node has its first chunk. tail: seconds between the delivery of 90 % of all chunks and the
+    end. copies: bytes that the trainer sent, divided by the payload's; over real TCP with headers.
     """
 
     seconds: float | None

@@ -41,7 +41,7 @@ class P2PSync(Trial):
         #: By version: the hosts that have it, each with the moment since when.
         self._at: dict[int, dict[str, float]] = {}
         #: By version: the shares of its chunks that each host held, each with the moment.
-        self._held: dict[int, dict[str, list[tuple[float, float]]]] = {}
+        self._chunk_progress: dict[int, dict[str, list[tuple[float, float]]]] = {}
         self._peers: dict[str, int] = {}
         #: Each plan that the trainer has followed: when it did first, and its rate (Mbit/s).
         self._planned: list[tuple[float, float]] = []
@@ -88,9 +88,9 @@ class P2PSync(Trial):
         """See `Trial`."""
         return [at for at, _ in self._planned]
 
-    def held(self) -> dict[str, list[tuple[float, float]]]:
+    def chunk_progress(self) -> dict[str, list[tuple[float, float]]]:
         """See `Trial`."""
-        return self._held.get(self._published.version, {}) if self._published is not None else {}
+        return self._chunk_progress.get(self._published.version, {}) if self._published is not None else {}
 
     def plan_rate(self, at: float) -> float | None:
         """Mbit/s of the plan that was followed then."""
@@ -151,7 +151,7 @@ class P2PSync(Trial):
             port=PORT if topology.dialable(host, self._region(host)) else None,
             congestion=self.track.congestion,
             cold=self._cold,
-            tells_held=self.track.tells_held,
+            reports_chunks=self.track.reports_chunks,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
@@ -226,7 +226,7 @@ class P2PSync(Trial):
                 if "peers" in said:
                     self._peers[host] = said["peers"]
                 elif "held" in said:
-                    held = self._held.setdefault(said["version"], {})
+                    held = self._chunk_progress.setdefault(said["version"], {})
                     held.setdefault(host, []).append((said["at"], said["held"]))
                 elif said.get("version") is not None:
                     self._at.setdefault(said["version"], {})[host] = said["at"]

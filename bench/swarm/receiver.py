@@ -4,8 +4,8 @@
 
 It writes a JSON object a line: `{"loaded": true}` before it starts (`cold`: for which it waits for a line); `{"peers":
 N}`, and `{"version": N, "at": T}` once the store holds every chunk of a version, verified, and the position is noted;
-with `tells_held` also `{"held": SHARE, "version": N, "at": T}` as chunks of the newest version come. It ends with its
-standard input.
+with `reports_chunks` also `{"held": SHARE, "version": N, "at": T}` as chunks of the newest version come. It ends with
+its standard input.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ from p2psync.observe.events import Committed, Event, PeerDown, PeerUp, Warned
 from p2psync.protocol.keys import parse_public
 from p2psync.store.packs import Store
 
-#: How often the store is asked what it holds (seconds).
-_GLANCE_SECONDS = 0.05
+#: Seconds between two looks at the chunks in the store: a transfer's start and tail are known to within that.
+_REPORT_SECONDS = 0.05
 
 
 class ReceiverOptions(msgspec.Struct, frozen=True):
-    """address: of this host. port: None where it cannot be dialled. tells_held: it writes what the store holds."""
+    """address: of this host. port: None where it cannot be dialled. reports_chunks: it writes the share of chunks that
+    the store holds.
+    """
 
     hub: str
     public: str
@@ -39,10 +41,10 @@ class ReceiverOptions(msgspec.Struct, frozen=True):
     port: int | None
     congestion: str = "auto"
     cold: bool = False
-    tells_held: bool = False
+    reports_chunks: bool = False
 
 
-async def tell_held(store: Store) -> None:
+async def report_chunks(store: Store) -> None:
     """Writes the share of the newest version's chunks that are held, whenever it has changed; never returns."""
     told = None
     while True:
@@ -51,7 +53,7 @@ async def tell_held(store: Store) -> None:
             if pack.count and told != (told := (pack.id, pack.count)):
                 share = pack.count / pack.manifest.chunks
                 write_line({"held": share, "version": pack.manifest.version, "at": time.monotonic()})
-        await asyncio.sleep(_GLANCE_SECONDS)
+        await asyncio.sleep(_REPORT_SECONDS)
 
 
 async def main(options: ReceiverOptions) -> None:
@@ -80,7 +82,7 @@ async def main(options: ReceiverOptions) -> None:
     if options.cold:
         await asyncio.to_thread(sys.stdin.readline)
     await node.start()
-    telling = asyncio.create_task(tell_held(node.runner.store)) if options.tells_held else None
+    telling = asyncio.create_task(report_chunks(node.runner.store)) if options.reports_chunks else None
     try:
         while await asyncio.to_thread(sys.stdin.readline):
             pass

@@ -31,8 +31,8 @@ class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     meanwhile. replanned: seconds from the fault until the trainer followed another plan; None: it did not. unsound:
     receivers whose bytes are not the published ones. over_limit: it was given up for time. planned: Mbit/s to each
     receiver of the plan that was followed as the payload set out, from measuring; None: there was no plan. piece_bytes:
-    verified and passed on at a time, on average; 0: not known. held: shares of the payload that each receiver held,
-    each with its seconds; empty where that was not reported.
+    verified and passed on at a time, on average; 0: not known. chunk_progress: shares of the payload that each receiver
+    held, each with its seconds; empty where that was not reported.
     """
 
     contender: str
@@ -53,7 +53,7 @@ class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     replanned: float | None = None
     planned: float | None = None
     piece_bytes: int = 0
-    held: dict[str, list[tuple[float, float]]] = {}
+    chunk_progress: dict[str, list[tuple[float, float]]] = {}
     progress: list[LinkSample] = []
 
     @property

@@ -30,8 +30,8 @@ class Track:
     base: for a delta, bytes of the weights that it changes; 0: the payload is a whole checkpoint. piece: bytes of the
     torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
     may connect; those then rest for `SETTLE_SECONDS`. congestion: TCP's, of all hosts. meeting: the host that all can
-    reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer. tells_held:
-    p2psync's receivers report chunks as they come.
+    reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
+    reports_chunks: p2psync's receivers report chunks as they come.
     """
 
     topology: Topology
@@ -44,7 +44,7 @@ class Track:
     settle: float = 60.0
     congestion: str = "auto"
     meeting: str = ""
-    tells_held: bool = False
+    reports_chunks: bool = False
 
     @property
     def met_at(self) -> str:
@@ -113,7 +113,7 @@ class Trial(ABC):
     def result(self, host: str) -> Path:
         """The file that a receiver has got."""
 
-    def held(self) -> dict[str, list[tuple[float, float]]]:
+    def chunk_progress(self) -> dict[str, list[tuple[float, float]]]:
         """Returns the shares of the payload that each receiver held, each with the moment; empty: that is not known."""
         return {}
 

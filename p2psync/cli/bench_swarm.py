@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2psync.cli.bench_output import CsvTarget, write_figures
-from p2psync.cli.drawn import DrawnOutput, DrawOptions
+from p2psync.cli.drawn_networks import DrawnOutput, DrawOptions
 from p2psync.cli.option_structs import takes_options
 from p2psync.cli.options import JsonTarget
 from p2psync.cli.racing import check_can_emulate, chosen_words, console_for, end_as_interrupted, tell
@@ -119,7 +119,7 @@ def _race_named(options: SwarmBenchOptions, race_options: RaceOptions) -> None:
 def _race_drawn(options: SwarmBenchOptions, race_options: RaceOptions) -> None:
     """Races on the drawn network of each seed."""
     from p2psync.bench.summary import write_csv
-    from p2psync.bench.swarm.drawn import drawn_figures, race_drawn
+    from p2psync.bench.swarm.drawn_races import drawn_figures, race_drawn
     from p2psync.net.tcp import PREFERRED, offers
 
     if not options.p2psync:

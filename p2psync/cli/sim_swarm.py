@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from p2psync.cli import output
-from p2psync.cli.drawn import DrawnOutput, DrawOptions
+from p2psync.cli.drawn_networks import DrawnOutput, DrawOptions
 from p2psync.cli.option_structs import takes_options
 from p2psync.cli.options import JsonTarget
 from p2psync.cli.racing import chosen_words

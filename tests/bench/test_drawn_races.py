@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from p2psync.bench.swarm.contenders import P2PSYNC, missing
-from p2psync.bench.swarm.drawn import RacedRun, drawn_figures, race_drawn, raced_run
+from p2psync.bench.swarm.drawn_races import RacedRun, drawn_figures, race_drawn, raced_run
 from p2psync.bench.swarm.race import RaceOptions
 from p2psync.bench.swarm.report import LinkSample, RaceRun, SwarmReport
 from p2psync.cli.bench_swarm import SwarmBenchOptions, _race_options
-from p2psync.cli.drawn import DrawOptions
+from p2psync.cli.drawn_networks import DrawOptions
 from p2psync.cli.main import main
 from p2psync.errors import UsageError
 from p2psync.topology.drawn_comparison import comparison_lines, read_runs
@@ -84,15 +84,15 @@ def test_the_tail_counts_what_came_until_each_receiver_had_everything() -> None:
 
 def test_chunks_that_receivers_report_count_instead_of_bytes_on_their_links() -> None:
     held = {"b-0": [(0.5, 0.1), (1.5, 0.6), (2.0, 1.0)], "b-1": [(0.75, 0.2), (3.0, 0.8), (4.0, 1.0)]}
-    one = judged(msgspec.structs.replace(ran(), held=held))
+    one = judged(msgspec.structs.replace(ran(), chunk_progress=held))
     assert one.start == 0.75
     assert one.tail == pytest.approx(1.0)
 
 
 def test_a_receiver_that_reports_nothing_has_its_first_chunk_with_the_last_at_the_latest() -> None:
     held = {"b-0": [(0.5, 0.1)]}
-    assert judged(msgspec.structs.replace(ran(), held=held)).start == 4.0
-    assert judged(msgspec.structs.replace(ran(seconds=None), held=held)).start is None
+    assert judged(msgspec.structs.replace(ran(), chunk_progress=held)).start == 4.0
+    assert judged(msgspec.structs.replace(ran(seconds=None), chunk_progress=held)).start is None
 
 
 def test_a_transfer_has_the_runs_ratio_and_the_plans_share_of_the_bound() -> None:
@@ -163,7 +163,7 @@ def test_drawn_races_are_warm_and_use_bbr_where_the_kernel_has_it(
         given.append(options)
         return iter([raced(ran())])
 
-    monkeypatch.setattr("p2psync.bench.swarm.drawn.race_drawn", race)
+    monkeypatch.setattr("p2psync.bench.swarm.drawn_races.race_drawn", race)
     monkeypatch.setattr("p2psync.cli.bench_swarm.check_can_emulate", lambda: None)
     monkeypatch.setattr("p2psync.cli.bench_swarm.end_as_interrupted", lambda: None)
     monkeypatch.setattr("p2psync.net.tcp.offers", lambda name: offered)
@@ -176,7 +176,7 @@ def test_drawn_races_are_warm_and_use_bbr_where_the_kernel_has_it(
 
 def test_races_on_named_networks_keep_their_cold_rounds_and_bbr() -> None:
     options = _race_options(SwarmBenchOptions(drawn=DrawOptions()), [])
-    assert (options.congestion, options.cold, options.tells_held) == ("bbr", True, False)
+    assert (options.congestion, options.cold, options.reports_chunks) == ("bbr", True, False)
 
 
 @pytest.mark.root
@@ -199,8 +199,8 @@ def test_a_drawn_network_is_raced_on_by_real_processes_and_reported(
     assert 0 < one["start"] <= one["seconds"] and 0 <= one["tail"] <= one["seconds"]
     assert one["copies"] >= 1
     (first, *_) = network["report"]["runs"]
-    assert first["held"].keys() <= first["finished"].keys()
-    for reported in first["held"].values():
+    assert first["chunk_progress"].keys() <= first["finished"].keys()
+    for reported in first["chunk_progress"].values():
         shares = [share for _, share in reported]
         assert shares == sorted(shares) and 0 < shares[0] <= shares[-1] <= 1
     assert [run["cold"] for run in network["report"]["runs"]] == [False] * len(network["results"])

@@ -43,7 +43,7 @@ def race_drawn(
         if why := missing(name):
             progress(f"{name} takes no part: {why}")
     contenders = [name for name in options.contenders if not missing(name)]
-    options = replace(options, contenders=contenders, tells_held=True)
+    options = replace(options, contenders=contenders, reports_chunks=True)
     for seed in seeds:
         topology = draw_places(seed, hosts=hosts)
         yield _race(seed, topology.slower(slower) if slower > 1 else topology, options, progress)
@@ -87,14 +87,16 @@ def _transfer(network: DrawnNetwork, run: RaceRun, receivers: list[str]) -> Tran
 
 def _start(run: RaceRun, receivers: list[str]) -> float | None:
     """Returns when the last receiver had its first piece; None: one of them never had, or it is not known."""
-    firsts = [_first_held(run, name) if run.held else _first_received(run, i) for i, name in enumerate(receivers)]
+    firsts = [
+        _first_held(run, name) if run.chunk_progress else _first_received(run, i) for i, name in enumerate(receivers)
+    ]
     known = [first for first in firsts if first is not None]
     return max(known) if known and len(known) == len(firsts) else None
 
 
 def _first_held(run: RaceRun, name: str) -> float | None:
     """Returns when a receiver reported a chunk first, at the latest when it had everything."""
-    moments = [at for at, share in run.held.get(name, []) if share > 0]
+    moments = [at for at, share in run.chunk_progress.get(name, []) if share > 0]
     return min([*moments[:1], *([run.finished[name]] if name in run.finished else [])], default=None)
 
 
@@ -122,8 +124,8 @@ def _course(run: RaceRun, i: int, name: str) -> list[tuple[float, float]]:
     came twice, counts as what it needed.
     """
     finished = run.finished[name]
-    if run.held:
-        points = run.held.get(name, [])
+    if run.chunk_progress:
+        points = run.chunk_progress.get(name, [])
     else:
         times, received = _samples(run, i)
         needed = max(1.0, float(np.interp(finished, times, received)))
