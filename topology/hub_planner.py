@@ -102,9 +102,13 @@ class HubPlanner:
     def close(self) -> None:
         """Does nothing."""
 
+    def network(self, task: PlanTask) -> Network:
+        """Returns the network to plan for. Raises `FormatError` if the trainer is not a member."""
+        return network_of(task, self._regions, self._degraded_links)
+
     def plan(self, task: PlanTask) -> HubPlanResult:
         """See `Planner`."""
-        reported = network_of(task, self._regions, self._degraded_links)
+        reported = self.network(task)
         network = without_ack_overhead(reported)
         # If replanning from the last plan raises, the next call starts afresh.
         last, self._plan = self._plan, None

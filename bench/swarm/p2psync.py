@@ -40,6 +40,8 @@ class P2PSync(Trial):
         self._receivers: dict[str, Child] = {}
         #: By version: the hosts that have it, each with the moment since when.
         self._at: dict[int, dict[str, float]] = {}
+        #: By version: the shares of its chunks that each host held, each with the moment.
+        self._chunk_progress: dict[int, dict[str, list[tuple[float, float]]]] = {}
         self._peers: dict[str, int] = {}
         #: Each plan that the trainer has followed: when it did first, and its rate (Mbit/s).
         self._planned: list[tuple[float, float]] = []
@@ -85,6 +87,10 @@ class P2PSync(Trial):
     def planned(self) -> list[float]:
         """See `Trial`."""
         return [at for at, _ in self._planned]
+
+    def chunk_progress(self) -> dict[str, list[tuple[float, float]]]:
+        """See `Trial`."""
+        return self._chunk_progress.get(self._published.version, {}) if self._published is not None else {}
 
     def plan_rate(self, at: float) -> float | None:
         """Mbit/s of the plan that was followed then."""
@@ -145,6 +151,7 @@ class P2PSync(Trial):
             port=PORT if topology.dialable(host, self._region(host)) else None,
             congestion=self.track.congestion,
             cold=self._cold,
+            reports_chunks=self.track.reports_chunks,
         )
         return self.children.start(
             host, *PYTHON, "-m", "p2psync.bench.swarm.receiver", msgspec.json.encode(options).decode(), talks=True
@@ -218,6 +225,9 @@ class P2PSync(Trial):
             while (said := child.next(0.0)) is not None:
                 if "peers" in said:
                     self._peers[host] = said["peers"]
+                elif "held" in said:
+                    held = self._chunk_progress.setdefault(said["version"], {})
+                    held.setdefault(host, []).append((said["at"], said["held"]))
                 elif said.get("version") is not None:
                     self._at.setdefault(said["version"], {})[host] = said["at"]
 

@@ -44,7 +44,7 @@ _SAMPLES, _MIN_STEP_SECONDS = 20, 0.05
 @dataclass(frozen=True)
 class RaceOptions:
     """contenders: names, p2psync among them or not. base: see `Track`. limit: seconds of one run. cold: as many cold
-    rounds, too. with_faults: runs of p2psync with each fault."""
+    rounds, too. with_faults: runs of p2psync with each fault. reports_chunks: see `Track`."""
 
     payload_bytes: int
     contenders: Sequence[str]
@@ -57,6 +57,7 @@ class RaceOptions:
     piece: int = 64 << 10
     settle: float = 60.0
     seed: int = 1
+    reports_chunks: bool = False
 
 
 @dataclass
@@ -131,6 +132,7 @@ class Race:
             piece=options.piece,
             settle=options.settle,
             congestion=AUTO_CONGESTION if options.congestion == PREFERRED[0] else options.congestion,
+            reports_chunks=options.reports_chunks,
         )
 
     def _faults(self, track: Track) -> None:
@@ -273,6 +275,10 @@ class _Timing:
             over_limit=self._over_limit,
             replanned=self._replanned(),
             planned=trial.plan_rate(begin),
+            piece_bytes=trial.piece_bytes,
+            chunk_progress={
+                host: [(at - begin, share) for at, share in shares] for host, shares in trial.chunk_progress().items()
+            },
             trouble=trouble or (f"other bytes on {', '.join(unsound)}" if unsound else ""),
             progress=self._samples,
         )

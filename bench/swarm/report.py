@@ -30,7 +30,9 @@ class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     region_copies: the same for bytes over links into each other region. cpu_seconds: of all processes of the run,
     meanwhile. replanned: seconds from the fault until the trainer followed another plan; None: it did not. unsound:
     receivers whose bytes are not the published ones. over_limit: it was given up for time. planned: Mbit/s to each
-    receiver of the plan that was followed as the payload set out, from measuring; None: there was no plan.
+    receiver of the plan that was followed as the payload set out, from measuring; None: there was no plan. piece_bytes:
+    verified and passed on at a time, on average; 0: not known. chunk_progress: shares of the payload that each receiver
+    held, each with its seconds; empty where that was not reported.
     """
 
     contender: str
@@ -50,6 +52,8 @@ class RaceRun(msgspec.Struct, frozen=True, kw_only=True):
     over_limit: bool = False
     replanned: float | None = None
     planned: float | None = None
+    piece_bytes: int = 0
+    chunk_progress: dict[str, list[tuple[float, float]]] = {}
     progress: list[LinkSample] = []
 
     @property

@@ -31,6 +31,7 @@ class Track:
     torrents' pieces. settle: seconds that p2psync may measure the network and plan, at most, and that torrent clients
     may connect; those then rest for `SETTLE_SECONDS`. congestion: TCP's, of all hosts. meeting: the host that all can
     reach, where those who keep the others together (a tracker, the way to the hub) are; "": the trainer.
+    reports_chunks: p2psync's receivers report chunks as they come.
     """
 
     topology: Topology
@@ -43,6 +44,7 @@ class Track:
     settle: float = 60.0
     congestion: str = "auto"
     meeting: str = ""
+    reports_chunks: bool = False
 
     @property
     def met_at(self) -> str:
@@ -110,6 +112,10 @@ class Trial(ABC):
     @abstractmethod
     def result(self, host: str) -> Path:
         """The file that a receiver has got."""
+
+    def chunk_progress(self) -> dict[str, list[tuple[float, float]]]:
+        """Returns the shares of the payload that each receiver held, each with the moment; empty: that is not known."""
+        return {}
 
     def planned(self) -> list[float]:
         """Returns the times at which the nodes began to use another plan."""

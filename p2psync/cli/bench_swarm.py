@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from p2psync.cli.bench_output import CsvTarget, write_figures
+from p2psync.cli.drawn_networks import DrawnOutput, DrawOptions
 from p2psync.cli.option_structs import takes_options
 from p2psync.cli.options import JsonTarget
 from p2psync.cli.racing import check_can_emulate, chosen_words, console_for, end_as_interrupted, tell
@@ -24,8 +25,9 @@ class SwarmBenchOptions:
     """The options of `p2psync bench swarm`."""
 
     file: Annotated[
-        Path | None, typer.Argument(metavar="TOPOLOGY.toml", help="The network; with --quick there is one.")
+        Path | None, typer.Argument(metavar="TOPOLOGY.toml", help="The network, unless --draw or --quick has one.")
     ] = None
+    drawn: DrawOptions
     size: Annotated[str, typer.Option(help="Bytes to carry, incompressible, like 2MiB or 64MiB.")] = "64MiB"
     delta: Annotated[bool, typer.Option("--delta", help="p2psync publishes a delta of that size, not an anchor.")] = (
         False
@@ -36,19 +38,24 @@ class SwarmBenchOptions:
     ] = "all"
     p2psync: Annotated[bool, typer.Option("--p2psync/--no-p2psync", help="Whether p2psync takes part.")] = True
     congestion: Annotated[
-        str, typer.Option(help="TCP congestion control of all hosts; of bbr p2psync chooses what to use where.")
-    ] = "bbr"
+        str | None,
+        typer.Option(
+            help="TCP congestion control of all hosts; of bbr p2psync chooses what to use where [bbr; with --draw "
+            "cubic where the kernel has no bbr]."
+        ),
+    ] = None
     rounds: Annotated[
         int,
         typer.Option(help="Rounds; all take their turn in each, and each is first in turn. Medians are shown.", min=1),
     ] = 5
     cold: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--cold/--no-cold",
-            help="As many cold rounds, too: all processes run, and nothing is connected or measured.",
+            help="As many cold rounds, too: all processes run, and nothing is connected or measured [yes; with --draw "
+            "no].",
         ),
-    ] = True
+    ] = None
     faults: Annotated[
         bool,
         typer.Option("--faults", help="p2psync again with a relay killed halfway, and with a link cut to a tenth."),
@@ -72,16 +79,32 @@ def swarm(options: SwarmBenchOptions) -> None:
 
     On an emulated network of real processes; needs root. Times are medians; ratios are to the least time that any
     broadcast could take on this network.
+
+    With --draw on one drawn network after the other: a line for each, with why p2psync took so long, then medians and
+    spread of all, and where another one was faster. --json writes a line for each network, with all its runs.
     """
     from p2psync.bench.swarm.contenders import BASELINES
+
+    options.drawn.check()
+    if [options.quick, options.file is not None, options.drawn.draw is not None].count(True) != 1:
+        raise UsageError(
+            "name a topology file, such as examples/topologies/lan-12.toml, or give --draw FIRST:LAST or --quick"
+        )
+    baselines = chosen_words("--baselines", options.baselines, BASELINES)
+    race_options = _race_options(options, baselines)
+    if options.drawn.draw is not None:
+        _race_drawn(options, race_options)
+    else:
+        _race_named(options, race_options)
+
+
+def _race_named(options: SwarmBenchOptions, race_options: RaceOptions) -> None:
+    """Races on the network that is named, or the short form."""
     from p2psync.bench.swarm.report import figures
     from p2psync.bench.swarm.tables import print_swarm_report
 
-    if options.quick == (options.file is not None):
-        raise UsageError("name a topology file, such as examples/topologies/lan-12.toml, or give --quick")
-    baselines = chosen_words("--baselines", options.baselines, BASELINES)
     check_can_emulate()
-    race = _race(options, _race_options(options, baselines))
+    race = _race(options, race_options)
 
     end_as_interrupted()
     report = race.run()
@@ -93,6 +116,26 @@ def swarm(options: SwarmBenchOptions) -> None:
         plot_swarm_report(report, options.plot)
 
 
+def _race_drawn(options: SwarmBenchOptions, race_options: RaceOptions) -> None:
+    """Races on the drawn network of each seed."""
+    from p2psync.bench.summary import write_csv
+    from p2psync.bench.swarm.drawn_races import drawn_figures, race_drawn
+    from p2psync.net.tcp import PREFERRED, offers
+
+    if not options.p2psync:
+        raise UsageError("--draw judges p2psync: leave --no-p2psync out")
+    seeds = options.drawn.seeds
+    out = DrawnOutput.prepare(options.drawn, options.json, options.plot)
+    check_can_emulate()
+    if options.congestion is None and not offers(race_options.congestion):
+        race_options = replace(race_options, congestion=PREFERRED[1])
+
+    end_as_interrupted()
+    runs = out.show(race_drawn(seeds, race_options, hosts=options.drawn.hosts, slower=options.slower, progress=tell))
+    if options.csv is not None:
+        write_csv(drawn_figures(runs), options.csv)
+
+
 def _race_options(options: SwarmBenchOptions, baselines: list[str]) -> RaceOptions:
     from p2psync.bench.swarm.contenders import P2PSYNC
     from p2psync.bench.swarm.race import RaceOptions
@@ -101,10 +144,10 @@ def _race_options(options: SwarmBenchOptions, baselines: list[str]) -> RaceOptio
         payload_bytes=parse_bytes("--size", options.size),
         contenders=([P2PSYNC] if options.p2psync else []) + baselines,
         rounds=options.rounds,
-        congestion=options.congestion,
+        congestion="bbr" if options.congestion is None else options.congestion,
         base=parse_bytes("--base", options.base) if options.delta else 0,
         limit=options.limit,
-        cold=options.cold,
+        cold=options.drawn.draw is None if options.cold is None else options.cold,
         with_faults=options.faults,
         piece=parse_bytes("--piece", options.piece),
         settle=options.settle,

@@ -29,6 +29,31 @@ def report_json(figures: object, target: str) -> None:
         raise StoreError(f"--json {target}: {error.strerror}: choose a place that can be written") from None
 
 
+@contextmanager
+def json_lines(target: str | None) -> Iterator[Callable[[object], None]]:
+    """Yields a function that writes a struct as one line of JSON, at once: to a file, to stdout for `-`, or nowhere for
+    None. Raises `StoreError`."""
+    import msgspec
+
+    if target is None:
+        yield lambda figures: None
+        return
+    try:
+        file = sys.stdout if target == "-" else Path(target).open("w", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise StoreError(f"--json {target}: {error.strerror}: choose a place that can be written") from None
+
+    def write(figures: object) -> None:
+        file.write(msgspec.json.encode(figures).decode() + "\n")
+        file.flush()
+
+    try:
+        yield write
+    finally:
+        if file is not sys.stdout:
+            file.close()
+
+
 def report(figures: object, target: str | None, lines: Sequence[tuple[str, str]]) -> None:
     """Show a command's figures: to people as lines of (label, text), and as JSON where `--json` says so.
 

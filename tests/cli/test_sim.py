@@ -13,6 +13,7 @@ from p2psync.cli import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "topologies"
 QUICK = ("--payload", "4MiB", "--chunk", "128KiB")
+DRAWN = (*QUICK, "--hosts", "4", "--versions", "1", "--settle", "3")
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -95,6 +96,13 @@ def test_a_swarm_that_does_not_converge_in_time_ends_with_1(run: Run) -> None:
         (("swarm", "--payload", "much"), "--payload 'much'"),
         (("swarm", "--chunk", "1KiB"), "chunks of at least"),
         (("swarm", "--topology", "/nowhere.toml"), "/nowhere.toml: No such file"),
+        (("swarm", "--draw", "many"), "--draw 'many'"),
+        (("swarm", "--draw", "0:1", "--policy", "luck"), "--policy 'luck': choose all"),
+        (("swarm", "--draw", "0:1", "--policy", "none"), "--policy 'none': choose all"),
+        (("swarm", "--draw", "0:1", "--beside", "/nowhere.jsonl"), "/nowhere.jsonl: No such file"),
+        (("swarm", "--draw", "0:1", "--json", "/nowhere/drawn.jsonl"), "--json /nowhere/drawn.jsonl: No such file"),
+        (("swarm", "--policy", "no-plan"), "give --draw"),
+        (("swarm", "--beside", "drawn.jsonl"), "give --draw"),
         (("faults", "--seeds", "a"), "--seeds 'a'"),
         (("faults", "--seeds", "5:3"), "--seeds '5:3'"),
         (("faults", "--seeds", "5:5"), "--seeds '5:5'"),
@@ -136,14 +144,33 @@ def test_faults_of_rollouts_are_drawn_and_reported(run: Run) -> None:
     assert (found["seeds"], found["failed"]) == (5, 0) and found["verdicts"]["accepted"] >= found["prompts"] > 0
 
 
-def test_whole_nodes_measure_drawn_networks_and_a_wrong_range_is_named(run: Run, tmp_path: Path) -> None:
-    quick = ("--versions", 1, "--settle", 3, *QUICK)
-    code, out, _ = run("swarm", "--draw", "11:12", *quick, "--json", tmp_path / "drawn.json")
+def test_whole_nodes_on_drawn_networks_are_reported_as_json_lines(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("swarm", "--draw", "11:12", *DRAWN, "--json", tmp_path / "drawn.jsonl")
     assert code == 0
-    found = json.loads((tmp_path / "drawn.json").read_text())
-    (network,) = found["networks"]
-    (version,) = network["versions"]
-    assert found["worst"] == version["ratio"] > 1.0
-    assert "seed 11" in out and "median" in out
-    code, _, err = run("swarm", "--draw", "many")
-    assert code == 2 and "--draw" in err
+    network, summary = map(json.loads, (tmp_path / "drawn.jsonl").read_text().splitlines())
+    assert (network["kind"], network["tcp"], summary["kind"]) == ("network", "virtual", "summary")
+    (version,) = network["results"]["default"]
+    assert summary["results"]["default"]["worst"] == version["ratio"] > 1.0
+    assert version["start"] > 0 and version["tail"] > 0
+    for word in ("seed 11", "median", "plan", "achieved", "start", "tail", "probed", "worst"):
+        assert word in out
+
+
+def test_policies_are_shown_side_by_side_and_beside_an_earlier_file(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    earlier, picture = tmp_path / "earlier.jsonl", tmp_path / "drawn.svg"
+    assert run("swarm", "--draw", "11", *DRAWN, "--json", earlier)[0] == 0
+    more = ("--policy", "default,no-plan", "--beside", earlier, "--plot", picture, "--json", "-")
+    code, out, err = run("swarm", "--draw", "11", *DRAWN, *more)
+    assert code == 0
+    assert [*json.loads(out.splitlines()[0])["results"]] == ["default", "no-plan"]
+    assert "no-plan  median" in err and "behind" in err
+    assert "here / there  1.00 in the median" in err
+    assert "<svg" in picture.read_text()
+
+
+def test_the_help_names_every_policy(run: Run) -> None:
+    from p2psync.topology.virtual.policies import POLICIES
+
+    _, out, _ = run("swarm", "--help")
+    assert all(name in out.replace("\n", " ") for name in POLICIES)

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from p2psync.cli.sim import spare_hosts
 from p2psync.topology.draw import draw_topology
+from p2psync.topology.fluid.churn import spare_hosts
 from p2psync.topology.fluid.report import SwarmFigures, simulate
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm, NotConvergedError
 from p2psync.topology.fluid.trace import STEPS, Trace

@@ -8,11 +8,11 @@ import numpy as np
 
 from p2psync.protocol.messages import SHORT_ID_BYTES
 from p2psync.topology.fluid.node import FluidNode
-from p2psync.topology.fluid.payload import FluidPayload
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.hub_planner import HubPlanResult
 from p2psync.topology.network import Network
 from p2psync.topology.planner import make_plan
+from p2psync.topology.simulated_payload import SimulatedPayload
 from tests.swarm.race_parts import _CONFIG
 
 
@@ -71,7 +71,7 @@ class _Swarm(FluidSwarm):
             for peer in one.swarm.peers:
                 peer.source = peer.source or (peer.name == other.name and other.name in self.roots)
 
-    def _begin(self, node: FluidNode, payload: FluidPayload, holds: bool = False) -> None:
+    def _begin(self, node: FluidNode, payload: SimulatedPayload, holds: bool = False) -> None:
         if node.name not in self.roots:
             super()._begin(node, payload)
             return

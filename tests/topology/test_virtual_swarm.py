@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from p2psync.errors import UsageError
+from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.topology.drawn_report import network_line, summarize_runs
 from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.network import from_topology
-from p2psync.topology.virtual.payload import make_payload
-from p2psync.topology.virtual.report import DrawnFigures, seed_line, simulate_drawn, simulate_seed, summary_lines
+from p2psync.topology.planner import make_plan
+from p2psync.topology.virtual.node import NodeSettings
+from p2psync.topology.virtual.policies import POLICIES
+from p2psync.topology.virtual.report import SimulatedRun, simulate_drawn, simulate_seed, simulation_line
 from p2psync.topology.virtual.swarm import VirtualOptions, VirtualSwarm
 
 QUICK = VirtualOptions(payload_bytes=4 << 20, chunk_bytes=64 << 10, versions=2, settle=12.0, limit=60.0)
@@ -17,30 +22,75 @@ SEED, HOSTS = 1, 4
 
 
 @pytest.fixture(scope="module")
-def drawn() -> DrawnFigures:
-    return simulate_seed(SEED, QUICK, HOSTS)
+def drawn() -> SimulatedRun:
+    return simulate_seed(SEED, QUICK, hosts=HOSTS)
 
 
-def test_nodes_measure_a_drawn_network_and_each_version_reaches_all_of_them(drawn: DrawnFigures) -> None:
-    assert drawn.nodes == 3 and len(drawn.versions) == 2
-    assert all(version.ratio is not None and 1.0 <= version.ratio < 6.0 for version in drawn.versions)
-    assert 0.3 < drawn.versions[0].plan < 1.3
-    assert drawn.plans > 0 and drawn.bans == 0
-    assert 0 < drawn.probed < 1 << 30
+def test_nodes_measure_a_drawn_network_and_each_version_reaches_all_of_them(drawn: SimulatedRun) -> None:
+    versions = drawn.results["default"]
+    assert drawn.network.nodes == 3 and len(versions) == 2
+    assert all(version.ratio is not None and 1.0 <= version.ratio < 6.0 for version in versions)
+    assert versions[0].plan is not None and 0.3 < versions[0].plan < 1.3
+    figures = drawn.simulations["default"]
+    assert figures.plans > 0 and figures.bans == 0
+    assert 0 < figures.probed < 1 << 30
 
 
-def test_equal_seeds_give_equal_traces_and_a_report_gives_median_and_worst(drawn: DrawnFigures) -> None:
-    told: list[DrawnFigures] = []
-    # The second run of this seed.
-    summary = simulate_drawn(range(SEED, SEED + 1), QUICK, hosts=HOSTS, on_figures=told.append)
-    assert [(figures.trace, figures.events, figures.versions) for figures in told] == [
-        (drawn.trace, drawn.events, drawn.versions)
-    ]
-    ratios = [version.ratio for version in drawn.versions]
-    assert summary.worst == max(ratio for ratio in ratios if ratio is not None)
-    assert summary.median <= summary.p90 <= summary.worst
-    assert "× the bound" in summary_lines(summary)[0][1]
-    assert seed_line(drawn)[0] == f"seed {SEED}"
+def test_a_version_says_when_its_first_chunk_came_and_how_long_its_last_ones_took(drawn: SimulatedRun) -> None:
+    for version in drawn.results["default"]:
+        assert version.seconds is not None and version.start is not None and version.tail is not None
+        assert version.start >= drawn.network.longest_rtt / 2
+        assert 0 < version.tail < version.seconds - version.start
+        assert version.copies is not None and 1.0 <= version.copies <= drawn.network.nodes - 1
+        assert version.seconds == pytest.approx(drawn.network.bound * (version.ratio or 0))
+
+
+def test_equal_seeds_give_equal_traces(drawn: SimulatedRun) -> None:
+    (again,) = simulate_drawn(range(SEED, SEED + 1), QUICK, hosts=HOSTS)
+    assert again.results == drawn.results
+    assert again.simulations["default"].trace == drawn.simulations["default"].trace
+    assert summarize_runs([again]).worst in drawn.results["default"]
+    assert network_line(drawn)[0] == f"seed {SEED}"
+    assert simulation_line(drawn).startswith("probed ")
+
+
+def test_each_policy_changes_what_it_names_and_nothing_else() -> None:
+    plain = VirtualOptions()
+    changed = {name: policy.change(plain) for name, policy in POLICIES.items()}
+    assert changed["default"] == plain
+    assert changed["no-probing"] == replace(plain, node=NodeSettings(measure=MeasureConfig(probe=False)))
+    assert changed["one-stream"] == replace(plain, node=NodeSettings(streams=1))
+    assert changed["true-plan"] == replace(plain, plan="true")
+    assert changed["no-plan"] == replace(plain, plan="none")
+    assert len(changed) == 5
+
+
+def test_policies_are_run_side_by_side_on_one_network(drawn: SimulatedRun) -> None:
+    options = replace(QUICK, versions=1)
+    names = ["default", "no-probing", "true-plan", "no-plan"]
+    run = simulate_seed(SEED, options, hosts=HOSTS, policies=names)
+    assert list(run.results) == names and run.network == drawn.network
+    assert run.results["default"] == drawn.results["default"][:1]
+    assert run.simulations["no-probing"].probed == 0 < run.simulations["default"].probed
+    (unplanned,), (planned,) = run.results["no-plan"], run.results["true-plan"]
+    assert unplanned.plan is None and unplanned.seconds is not None and run.simulations["no-plan"].plans == 0
+    assert planned.plan is not None and planned.plan > 0.9
+
+
+def test_true_plans_are_made_for_the_network_as_it_is() -> None:
+    topology = network(20.0)
+    swarm = VirtualSwarm(from_topology(topology), VirtualOptions(versions=0, settle=5.0, plan="true"))
+    swarm.run()
+    assert swarm.hub.plan is not None
+    assert swarm.hub.plan.lowest_rate == pytest.approx(make_plan(swarm.network).lowest_rate, rel=0.05)
+
+
+def test_with_one_stream_nodes_keep_one_connection_to_each_peer() -> None:
+    options = VirtualOptions(versions=0, settle=5.0, node=NodeSettings(streams=1))
+    swarm = VirtualSwarm(from_topology(network(20.0)), options)
+    swarm.run()
+    for node in swarm.nodes.values():
+        assert [len(links.streams) for links in node.connections.links.values()] == [1, 1]
 
 
 def network(delay_ms: float, rate: float = 40.0) -> Topology:
@@ -76,14 +126,3 @@ def test_without_versions_nothing_but_measuring_flows_and_another_seed_has_anoth
     assert other.clock.events != swarm.clock.events
     assert swarm.probed_bytes > 0
     assert all(node.swarm.received_bytes == 0 for node in swarm.nodes.values())
-
-
-def test_a_payload_has_all_its_bytes_in_chunks_and_impossible_sizes_are_refused() -> None:
-    payload = make_payload(100_000, 30_000)
-    assert payload.manifest.sizes == [30_000, 30_000, 30_000, 10_000]
-    assert payload.nbytes == 100_000
-    assert all(payload.manifest.verify_chunk(i, chunk) for i, chunk in enumerate(payload.chunks))
-    with pytest.raises(UsageError, match="at least one"):
-        make_payload(10, 100)
-    with pytest.raises(UsageError, match="choose larger"):
-        make_payload(64 << 20, 8)

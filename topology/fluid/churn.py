@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections import deque
+from collections.abc import Sequence
 
 from p2psync.topology.fluid.swarm import FluidSwarm
 
 #: Seconds before a node may start on a host where another one ended.
 RESTART_MIN_SECONDS = 5.0
+
+
+def spare_hosts(names: Sequence[str], trainer: str, count: int, seed: int) -> frozenset[str]:
+    """Returns `count` hosts on which no node runs at first, drawn by seed; never the trainer's."""
+    return frozenset(random.Random(seed).sample([name for name in names if name != trainer], count))
 
 
 class Churn:

@@ -8,8 +8,8 @@ from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Mess
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
-from p2psync.topology.fluid.payload import FluidPayload
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
+from p2psync.topology.simulated_payload import SimulatedPayload
 
 _NEVER = float("inf")
 #: Seconds between two reads of queued HAVE messages; any other message makes the node read them first. Handling each
@@ -59,18 +59,18 @@ class FluidNode:
         self.silent = False
         self.pipes: dict[str, Pipe] = {}
         self.plan: NodePlan | None = None
-        self.payloads: dict[bytes, FluidPayload] = {}
+        self.payloads: dict[bytes, SimulatedPayload] = {}
 
     # ---- inputs ----------------------------------------------------------------------------------------
 
-    def begin(self, payload: FluidPayload, *, holds: bool = False) -> None:
+    def begin(self, payload: SimulatedPayload, *, holds: bool = False) -> None:
         """Starts exchanging a payload: fetches it, or holds all of it."""
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         held, wanted = (payload.all_chunks, payload.no_chunks) if holds else (payload.no_chunks, payload.all_chunks)
         self.swarm.begin(payload.id, payload.manifest, held, wanted, self._clock.now)
         self.drain()
 
-    def end(self, payload: FluidPayload) -> None:
+    def end(self, payload: SimulatedPayload) -> None:
         """Stops exchanging a payload."""
         if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
             self.swarm.end(payload.id)

@@ -148,7 +148,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
             predicted_makespan(first, network, options.payload_bytes, options.chunk_bytes),
             swarm.hub.planning[0],
         )
-    # Simulated bytes of all payloads; the remainder of the last chunk is left out.
+    # Simulated bytes of all payloads.
     whole = swarm.payloads[0].nbytes * options.versions / SCALE
     received = sum(node.swarm.received_bytes for node in swarm.nodes)
     seconds = swarm.clock.now
@@ -235,7 +235,7 @@ def _churned(swarm: FluidSwarm, churning: Churn) -> ChurnFigures:
 
 def summary_lines(figures: SwarmFigures) -> list[tuple[str, str]]:
     """Returns the main figures as (label, text)."""
-    chunks = figures.payload_bytes // figures.chunk_bytes
+    chunks = -(-figures.payload_bytes // figures.chunk_bytes)
     lines = [
         ("swarm", f"{figures.actors} actors in {figures.regions} regions, {figures.peers:.1f} peers each at the end"),
         ("payload", f"{figures.payload_bytes / 1e6:.1f} MB in {chunks} chunks"),

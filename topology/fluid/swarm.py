@@ -13,10 +13,11 @@ from p2psync.swarm.core import Send, Swarm, SwarmConfig
 from p2psync.topology.bound import least_makespan
 from p2psync.topology.fluid.hub import FluidHub
 from p2psync.topology.fluid.node import FluidNode
-from p2psync.topology.fluid.payload import FluidPayload, make_payload, scaled, scaled_plan
+from p2psync.topology.fluid.payload import SCALE, scaled, scaled_plan
 from p2psync.topology.fluid.servers import FluidNetwork
 from p2psync.topology.fluid.trace import Trace
 from p2psync.topology.network import Network
+from p2psync.topology.simulated_payload import SimulatedPayload, make_payload
 
 #: Seconds after which peers notice that a node crashed, besides the delay; its lease at the hub ends at once.
 PEER_DOWN_SECONDS = 0.1
@@ -78,13 +79,13 @@ class FluidSwarm:
         self.live: dict[str, FluidNode] = {}
         self.nodes: list[FluidNode] = []
         self.bans: list[tuple[str, str]] = []
-        self.payloads: list[FluidPayload] = []
+        self.payloads: list[SimulatedPayload] = []
         #: For each payload: when it was published, and its receivers.
         self.published: list[tuple[float, frozenset[str]]] = []
         self.unfinished: set[str] = set()
         self._by_region: list[list[str]] = [[] for _ in network.regions]
         self._config = scaled(options.config)
-        self._shape = make_payload(options.payload_bytes, options.chunk_bytes)
+        self._shape = make_payload(options.payload_bytes, options.chunk_bytes, scale=SCALE)
         self._trainer_others = options.trainer_others
         #: Whether churn goes on; a run does not end before it stops.
         self.churning = False
@@ -268,7 +269,7 @@ class FluidSwarm:
         for node in receivers:
             self.clock.after(self.net.delay(trainer.index, node.index), self._begin, node, payload)
 
-    def _begin(self, node: FluidNode, payload: FluidPayload, holds: bool = False) -> None:
+    def _begin(self, node: FluidNode, payload: SimulatedPayload, holds: bool = False) -> None:
         if not node.alive:
             return
         index = payload.manifest.version - 1

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from p2psync.errors import StoreError
 from p2psync.topology.fluid.node import FluidNode
-from p2psync.topology.fluid.payload import SCALE, FluidPayload
+from p2psync.topology.fluid.payload import SCALE
 from p2psync.topology.fluid.servers import FluidNetwork
+from p2psync.topology.simulated_payload import SimulatedPayload
 
 #: A node's progress is recorded whenever it holds another such fraction of a payload.
 STEPS = 8
@@ -61,7 +62,7 @@ class Trace:
         for version, held in self._held.items():
             held[node.region] -= self._of.pop((node.name, version), 0)
 
-    def saved(self, node: FluidNode, payload: FluidPayload, size: int, now: float) -> None:
+    def saved(self, node: FluidNode, payload: SimulatedPayload, size: int, now: float) -> None:
         """A receiver saved `size` (scaled) bytes of a payload."""
         version, whole = payload.manifest.version, payload.nbytes
         before = self._of.get((node.name, version), 0)
@@ -70,12 +71,12 @@ class Trace:
         if held * STEPS // whole != before * STEPS // whole:
             self.points.append((round(now, 6), node.name, version, held))
 
-    def completed(self, node: FluidNode, payload: FluidPayload, now: float) -> bool:
+    def completed(self, node: FluidNode, payload: SimulatedPayload, now: float) -> bool:
         """A receiver has all chunks of a payload; returns whether this is new."""
         finished = self.finished.setdefault(payload.manifest.version, {})
         return node.name not in finished and finished.setdefault(node.name, now) == now
 
-    def sample(self, payload: FluidPayload, net: FluidNetwork, now: float) -> None:
+    def sample(self, payload: SimulatedPayload, net: FluidNetwork, now: float) -> None:
         """Records a sample; `payload` is the newest."""
         version = payload.manifest.version
         held = self._held.get(version, [0] * self.regions)

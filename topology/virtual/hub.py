@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from p2psync.membership.client import CallJoin, CallRenew, MembershipClient
 from p2psync.membership.planning import PlanScheduler, PlanTask
 from p2psync.membership.records import Lease, Member, NodeInfo, NodeStatistics
@@ -11,6 +13,7 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.topology.fluid.hub import PLAN_SECONDS_PER_MEMBER
 from p2psync.topology.hub_planner import HubPlanner
+from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
 
 #: Seconds of a lease.
@@ -18,13 +21,31 @@ TTL_SECONDS = 10.0
 _NEVER = float("inf")
 
 
-class VirtualHub:
-    """Plans when the hub's scheduler says so. send_plan: sends a node its part."""
+class TrueNetworkPlanner(HubPlanner):
+    """Plans from the network as it is, in place of what its members measured."""
 
-    def __init__(self, trainer: str, clock: VirtualClock, send_plan: Callable[[str, NodePlan], None]) -> None:
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self._network = network
+
+    def network(self, task: PlanTask) -> Network:
+        """See `HubPlanner`."""
+        return self._network.only(np.isin(self._network.names, [member.info.node for member in task.members]))
+
+
+class VirtualHub:
+    """Plans when the hub's scheduler says so. send_plan: sends a node its part. planner: None: there is no plan."""
+
+    def __init__(
+        self,
+        trainer: str,
+        clock: VirtualClock,
+        send_plan: Callable[[str, NodePlan], None],
+        planner: HubPlanner | None,
+    ) -> None:
         self._trainer, self._clock, self._send_plan = trainer, clock, send_plan
         self._scheduler = PlanScheduler()
-        self._planner = HubPlanner()
+        self._planner = planner
         self._members: dict[str, Member] = {}
         self.statistics: dict[str, NodeStatistics] = {}
         self._wake = _NEVER
@@ -61,23 +82,23 @@ class VirtualHub:
 
     def _wait(self) -> None:
         due = max(self._clock.now, self._scheduler.due)
-        if due < self._wake:
+        if self._planner is not None and due < self._wake:
             self._wake = due
-            self._clock.at(due, self._begin, due)
+            self._clock.at(due, self._begin, self._planner, due)
 
-    def _begin(self, due: float) -> None:
+    def _begin(self, planner: HubPlanner, due: float) -> None:
         if due != self._wake:
             return
         self._wake = _NEVER
         members = sorted(self._members.values(), key=lambda member: member.info.node)
         task = self._scheduler.begin(self._trainer, members, self.statistics, self._clock.now, idle=self.is_idle)
         if task is not None:
-            self._clock.after(PLAN_SECONDS_PER_MEMBER * len(members), self._make, task)
+            self._clock.after(PLAN_SECONDS_PER_MEMBER * len(members), self._make, planner, task)
         else:
             self._wait()
 
-    def _make(self, task: PlanTask) -> None:
-        made = self._planner.plan(task)
+    def _make(self, planner: HubPlanner, task: PlanTask) -> None:
+        made = planner.plan(task)
         self.plans += 1
         self.plan = made.plan
         if self._scheduler.made(made, self._clock.now):

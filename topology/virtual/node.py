@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from p2psync.membership.client import MembershipClient
@@ -12,11 +14,11 @@ from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.actions import Ban, Complete, Send, SendChunk, SwarmConfig, Vet, Widen
+from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, SwarmConfig, Vet, Widen
 from p2psync.swarm.control.monitor import MeasureConfig, NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.core import Swarm
-from p2psync.topology.virtual.payload import VirtualPayload
+from p2psync.topology.simulated_payload import SimulatedPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
 #: Seconds between pings of a stream: as `net.peers` has them.
@@ -68,13 +70,16 @@ class NodeListener(Protocol):
     def open_streams(self, node: VirtualNode, peer: str, count: int) -> None:
         """A node dials so many further connections."""
 
+    def saved(self, node: VirtualNode, id: bytes, size: int) -> None:
+        """A node saved another chunk, of `size` bytes."""
+
     def completed(self, node: VirtualNode, id: bytes) -> None:
         """A node holds all chunks of a manifest."""
 
     def banned(self, node: VirtualNode, peer: str, reason: str) -> None:
         """A node closes all connections to a peer."""
 
-    def manifest(self, id: bytes) -> VirtualPayload:
+    def manifest(self, id: bytes) -> SimulatedPayload:
         """Returns the payload of a manifest."""
 
 
@@ -163,30 +168,49 @@ class VirtualConnections:
         links.under_way -= links.under_way > 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class NodeSettings:
+    """The settings of every node. streams: connections to each peer; 0: as measurements say."""
+
+    swarm: SwarmConfig = field(default_factory=SwarmConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    streams: int = 0
+
+
 class VirtualNode:
     """One node. index: in the network."""
 
-    def __init__(self, info: NodeInfo, index: int, clock: VirtualClock, listener: NodeListener, seed: int) -> None:
+    def __init__(
+        self,
+        info: NodeInfo,
+        index: int,
+        clock: VirtualClock,
+        listener: NodeListener,
+        seed: int,
+        settings: NodeSettings,
+    ) -> None:
         rng = random.Random(seed)
         self.info, self.name, self.index = info, info.node, index
         self._clock, self._listener = clock, listener
-        self.swarm = Swarm(SwarmConfig(), rng, info.node)
+        self.swarm = Swarm(settings.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.connections = VirtualConnections(self, clock, listener)
         self.monitor = NetworkMonitor(
             info,
             self.connections,
             rng,
-            MeasureConfig(),
+            settings.measure,
             ClockScheduler(clock),
-            streams=0,
+            streams=settings.streams,
             congestion="bbr",
             on_measures=self._measured,
             on_connections=self.swarm.connections,
             on_pace=self.swarm.pace,
             others_fetch=lambda: self.swarm.others_fetch,
         )
-        self.payloads: dict[bytes, VirtualPayload] = {}
+        self.payloads: dict[bytes, SimulatedPayload] = {}
+        #: Bytes of chunks that were sent, by the short id of their manifest.
+        self.sent_bytes: Counter[bytes] = Counter()
         self._wake = _NEVER
         self._token = 0
         #: Told of each change of this node's statistics.
@@ -238,7 +262,7 @@ class VirtualNode:
         self.monitor.planned(plan)
         self.drain()
 
-    def publish(self, payload: VirtualPayload) -> None:
+    def publish(self, payload: SimulatedPayload) -> None:
         """Serves a version of this node's own."""
         self.monitor.transfer_begins(payload.nbytes)
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
@@ -246,7 +270,7 @@ class VirtualNode:
         self.swarm.begin(payload.id, payload.manifest, payload.all_chunks, payload.no_chunks, self._clock.now)
         self.drain()
 
-    def fetch(self, payload: VirtualPayload) -> None:
+    def fetch(self, payload: SimulatedPayload) -> None:
         """Begins to fetch a version, once."""
         if payload.id[:SHORT_ID_BYTES] in self.payloads:
             return
@@ -255,7 +279,7 @@ class VirtualNode:
         self.swarm.begin(payload.id, payload.manifest, payload.no_chunks, payload.all_chunks, self._clock.now)
         self.drain()
 
-    def end(self, payload: VirtualPayload) -> None:
+    def end(self, payload: SimulatedPayload) -> None:
         """Stops exchanging a version."""
         if self.payloads.pop(payload.id[:SHORT_ID_BYTES], None) is not None:
             self.swarm.end(payload.id)
@@ -275,6 +299,8 @@ class VirtualNode:
                         self._send_chunk(action)
                     case Widen():
                         self.monitor.widen(action.peer, action.rate)
+                    case Save():
+                        self._listener.saved(self, action.id, len(action.data))
                     case Complete():
                         self._listener.completed(self, action.id)
                     case Ban():
@@ -302,6 +328,8 @@ class VirtualNode:
             action.peer, Chunk(short, action.index, payload.chunks[action.index], action.tag)
         ):
             self.swarm.flushed(action.peer, action.size, self._clock.now)
+        else:
+            self.sent_bytes[short] += action.size
 
     def _measured(self, statistics: NodeStatistics) -> None:
         self.membership.statistics = statistics
