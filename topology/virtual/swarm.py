@@ -9,7 +9,7 @@ from p2psync.membership.records import NodeInfo
 from p2psync.protocol.messages import NO_VERSION
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.control.monitor import FIRST_STREAMS
+from p2psync.swarm.control.config import INITIAL_STREAMS
 from p2psync.topology.fluid.swarm import DIAL_TRIPS, MAX_EXCHANGED_VERSIONS, PLAN_TRIPS
 from p2psync.topology.network import Network
 from p2psync.topology.virtual.hub import HubLink, VirtualHub
@@ -109,7 +109,7 @@ class VirtualSwarm:
                     # The smaller name dials where both can.
                     dials = bool(network.dialable[j]) and (i, j) not in network.blocked
                     dialler, target = (name, other) if dials else (other, name)
-                    self.open_streams(self.nodes[dialler], target, FIRST_STREAMS)
+                    self.open_streams(self.nodes[dialler], target, INITIAL_STREAMS)
 
     def _hub_delay(self, node: VirtualNode) -> float:
         return self.links.delay(node.index, self.network.trainer)
