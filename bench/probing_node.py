@@ -18,11 +18,11 @@ import msgspec
 import uvloop
 
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.net.measuring import Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.net.tcp import choose_congestion
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
 
 
 class ProbeSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,14 +51,14 @@ async def run(setup: ProbeSetup) -> None:
     """Runs the node until SIGTERM."""
     info = setup.info
     congestion = choose_congestion(setup.congestion)
-    measuring: Measuring
+    monitor: NetworkMonitor
 
     def up(name: str, region: str) -> bool:
-        measuring.peer_up(name, region)
+        monitor.peer_up(name, region)
         return True
 
     def message(name: str, message: Message) -> None:
-        measuring.message(name, message)
+        monitor.message(name, message)
 
     def dial_failed(name: str) -> None:
         # It may not listen yet.
@@ -67,7 +67,7 @@ async def run(setup: ProbeSetup) -> None:
 
     events = PeerEvents(
         up,
-        lambda name: measuring.peer_down(name),
+        lambda name: monitor.peer_down(name),
         message,
         lambda name, size: None,
         dial_failed,
@@ -75,16 +75,17 @@ async def run(setup: ProbeSetup) -> None:
     table = PeerTable(
         Hello(MAGIC, PROTOCOL, info.node, str(time.time_ns()), info.region), events, setup.streams or 2, congestion
     )
-    measuring = Measuring(
+    monitor = NetworkMonitor(
         info,
         table,
         random.Random(f"{setup.seed}{info.node}"),
         MeasureConfig(),
+        asyncio.get_running_loop(),
         streams=setup.streams,
         congestion=congestion.far,
     )
     await table.listen(info.host, info.port)
-    measuring.members([info, *setup.peers])
+    monitor.members([info, *setup.peers])
     ended = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ended.set)
     begin = time.monotonic()
@@ -93,7 +94,7 @@ async def run(setup: ProbeSetup) -> None:
         if info.node < peer.node:
             table.dial(peer)
     table.watch()
-    measuring.start()
+    monitor.start()
     while not ended.is_set():
         try:
             await asyncio.wait_for(ended.wait(), 1)
@@ -101,15 +102,15 @@ async def run(setup: ProbeSetup) -> None:
             state = ProbeState(
                 node=info.node,
                 seconds=time.monotonic() - begin,
-                statistics=measuring.gauges.statistics(),
-                padding_sent=measuring.padding_sent,
-                padding_received=measuring.padding_received,
+                statistics=monitor.estimates.statistics(),
+                padding_sent=monitor.padding_sent,
+                padding_received=monitor.padding_received,
                 streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},
                 cpu=time.process_time(),
             )
             sys.stdout.buffer.write(msgspec.json.encode(state) + b"\n")
             sys.stdout.flush()
-    measuring.stop()
+    monitor.stop()
     await table.close()
 
 

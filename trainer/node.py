@@ -33,7 +33,7 @@ from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.adoption import Adoption
 from p2psync.trainer.adoption_watch import AdoptionWatch
@@ -381,7 +381,7 @@ class TrainerNode:
                 raise self.fenced
             if self._stopping:
                 raise StoreError("this trainer is stopping: publish again once it is started")
-            self.runner.measuring.version_comes()
+            self.runner.monitor.version_comes()
             choice = self._profiles.choose(source, self._view.members if self._view is not None else ())
             made = await asyncio.to_thread(
                 self.versions.make,

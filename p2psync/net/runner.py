@@ -23,7 +23,6 @@ from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, View
 from p2psync.net import tcp
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
-from p2psync.net.measuring import Measuring
 from p2psync.net.peers import PeerEvents, PeerTable
 from p2psync.observe.events import (
     CodecCompiled,
@@ -45,7 +44,8 @@ from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
-from p2psync.swarm.control.monitor import FIRST_STREAMS, MeasureConfig
+from p2psync.swarm.control.config import INITIAL_STREAMS, MeasureConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -103,6 +103,7 @@ class NodeRunner:
         self._warmup = Warmup(widths)
         self._warmed: asyncio.Task[None] | None = None
         self._hub = hub
+        self._loop = asyncio.get_running_loop()
         self._trusted = trusted
         self._emit = on_event
         self._on_view = on_view
@@ -110,12 +111,13 @@ class NodeRunner:
         self._on_lost = on_lost
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
-        self._peers = PeerTable(hello, events, streams or FIRST_STREAMS, congestion)
-        self.measuring = Measuring(
+        self._peers = PeerTable(hello, events, streams or INITIAL_STREAMS, congestion)
+        self.monitor = NetworkMonitor(
             core.info,
             self._peers,
             random.Random(os.urandom(16)),
             measure or MeasureConfig(),
+            self._loop,
             streams=streams,
             congestion=congestion.far,
             on_measures=self._measured,
@@ -141,7 +143,6 @@ class NodeRunner:
         self._hub_away = False
         self._was_member = False
         self._troubles: dict[str, float] = {}
-        self._loop = asyncio.get_running_loop()
         self._broken: asyncio.Future[None] = self._loop.create_future()
 
     # ---- life ------------------------------------------------------------------------------------------------------
@@ -156,7 +157,7 @@ class NodeRunner:
     def start(self) -> None:
         """Offer what the store holds, and join the hub. `listen` comes first."""
         self._peers.watch()
-        self.measuring.start()
+        self.monitor.start()
         if self._widths:
             self._warmed = self._spawn(self._warm())
         if self.driver is not None:
@@ -229,7 +230,7 @@ class NodeRunner:
                 await asyncio.wait_for(self._hub.leave(lease), 2)
             except (P2PSyncError, TimeoutError) as error:
                 self._emit(Trouble(f"could not take leave of the hub: {error}"))
-        self.measuring.stop()
+        self.monitor.stop()
         await self._peers.close()
         if self.driver is not None:
             await self.driver.stop()
@@ -237,7 +238,7 @@ class NodeRunner:
 
     def offer(self, pack: Pack) -> None:
         """Serve a pack that was just made here."""
-        self.measuring.transfer_begins(pack.manifest.payload_bytes)
+        self.monitor.transfer_begins(pack.manifest.payload_bytes)
         signed = pack.signed
         self.core.offer(signed.id, pack.manifest, _flags(pack), self._loop.time(), signed.to_bytes())
         self._kick()
@@ -330,7 +331,7 @@ class NodeRunner:
             case Recheck():
                 self._recheck(action)
             case Widen():
-                self.measuring.widen(action.peer, action.rate)
+                self.monitor.widen(action.peer, action.rate)
             case Save():
                 self._save(action)
             case Put() if self.driver is not None and self.driver.put_at_once(action):
@@ -417,18 +418,18 @@ class NodeRunner:
         if accepted and not known:
             self._emit(PeerUp(name, region))
         if accepted:
-            self.measuring.peer_up(name, region)
+            self.monitor.peer_up(name, region)
         self._kick()
         return accepted
 
     def _peer_down(self, name: str) -> None:
         self.core.peer_down(name, self._loop.time())
-        self.measuring.peer_down(name)
+        self.monitor.peer_down(name)
         self._emit(PeerDown(name))
         self._kick()
 
     def _message(self, name: str, message: Message) -> None:
-        if not isinstance(message, Chunk) and self.measuring.message(name, message):
+        if not isinstance(message, Chunk) and self.monitor.message(name, message):
             return
         self.core.receive(name, message, self._loop.time())
         self._kick_swarm()
@@ -439,7 +440,7 @@ class NodeRunner:
 
     def _dial_failed(self, name: str) -> None:
         self.core.dial_failed(name, self._loop.time())
-        self.measuring.dial_failed(name)
+        self.monitor.dial_failed(name)
         self._kick()
 
     def _measured(self, statistics: NodeStatistics) -> None:
@@ -522,7 +523,7 @@ class NodeRunner:
             self.trouble(str(error))
             self.core.store_failed(action.step.id, str(error), now)
             return
-        self.measuring.transfer_begins(pack.manifest.payload_bytes)
+        self.monitor.transfer_begins(pack.manifest.payload_bytes)
         self.core.fetch(action, _flags(pack), now)
 
     async def _remove(self, driver: EngineDriver, id: bytes) -> None:
@@ -577,7 +578,7 @@ class NodeRunner:
             elif isinstance(call, CallPlan):
                 plan = await self._hub.plan(call.lease)
                 self.core.planned(plan, self._loop.time())
-                self.measuring.planned(plan)
+                self.monitor.planned(plan)
             else:
                 answer = await self._hub.view(
                     call.instance, call.revision, VIEW_WAIT_SECONDS, call.lease, changes=not call.whole
@@ -585,7 +586,7 @@ class NodeRunner:
                 same = (answer.instance, answer.revision) == (call.instance, call.revision)
                 view = self.core.viewed(None if same else answer, self._loop.time())
                 if view is not None:
-                    self.measuring.members(member.info for member in view.members)
+                    self.monitor.members(member.info for member in view.members)
                     self._on_view(view)
         except LeaseError as error:
             if isinstance(call, CallPlan):  # the next renewal tells what became of the lease
@@ -632,7 +633,7 @@ class NodeRunner:
             if self.core.vetted(vet, manifest, self._loop.time()):
                 self._signed[signed.id] = signed
                 # Before it is passed on.
-                self.measuring.transfer_begins(manifest.payload_bytes)
+                self.monitor.transfer_begins(manifest.payload_bytes)
         self._kick()
 
     async def _opened(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:

@@ -16,9 +16,9 @@ from p2psync.errors import FormatError
 from p2psync.net import tcp
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, Ping, ProbePadding, encode_chunk_header, encode_control
-from p2psync.swarm.control.gauges import TcpSample
-from p2psync.swarm.control.probe_sender import PADDING_BYTES
+from p2psync.swarm.control.config import PADDING_BYTES
 from p2psync.swarm.control.send_time import LEAST_NOTSENT, SendTime, notsent_for
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 64 << 10
@@ -74,7 +74,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self.written = 0
         self.got = 0
         self.round_trip = 0.0
-        self.dried = 0
+        self.app_limited = 0
         self._dry = True
         self._congestion = congestion
         self._send_time = SendTime()
@@ -212,7 +212,7 @@ class PeerStream(asyncio.BufferedProtocol):
         """Send a chunk (manifest: short id). `flushed` follows, always. `takes` comes first."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:
-            self.dried += self._dry
+            self.app_limited += self._dry
             self._fit_queue()
             header = encode_chunk_header(manifest, index, len(data), tag)
             # Both in one call to the kernel: the header does not travel as a packet of its own.
@@ -230,21 +230,21 @@ class PeerStream(asyncio.BufferedProtocol):
             self._may_wait = fitting
             tcp.set_notsent(self._socket, fitting)
 
-    def hold_to(self, rate: float) -> None:
+    def set_pacing_limit(self, rate: float) -> None:
         """Have the kernel send no faster than so many bytes a second; 0: as fast as may be."""
         if rate != self._held_to and self._socket is not None:
             self._held_to = rate
             tcp.set_most(self._socket, rate)
 
     @property
-    def may_begin_anew(self) -> bool:
+    def can_restart(self) -> bool:
         """Whether nothing speaks against that just now."""
-        return self._socket is None or tcp.may_begin_anew(self._socket)
+        return self._socket is None or tcp.can_restart(self._socket)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Have the congestion control look for the path's rate as on a new connection."""
         if self._socket is not None:
-            tcp.begin_anew(self._socket)
+            tcp.restart(self._socket)
 
     def send_padding(self) -> None:
         """Send a frame of probe padding."""
@@ -270,13 +270,13 @@ class PeerStream(asyncio.BufferedProtocol):
             self.round_trip = min(self.round_trip or seconds, seconds)
             self._pinged = None
 
-    def reading(self) -> TcpSample:
+    def sample(self) -> TcpSample:
         """The counters of this connection: the kernel's, or what is known here where it does not tell."""
         peer, backlog = self.peer or "", self.backlog
         info = tcp.tcp_info(self._socket) if self._socket is not None else None
         if info is None:
             gone = self.written - backlog
-            return TcpSample(peer, gone, self.got, gone, 0, backlog, self.round_trip, dried=self.dried)
+            return TcpSample(peer, gone, self.got, gone, 0, backlog, self.round_trip, app_limited=self.app_limited)
         waits = backlog + info.waits
         return TcpSample(
             peer,
@@ -287,7 +287,7 @@ class PeerStream(asyncio.BufferedProtocol):
             waits,
             info.rtt or self.round_trip,
             info.held,
-            self.dried,
+            self.app_limited,
             self._held_to,
             info.delay,
         )

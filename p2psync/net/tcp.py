@@ -17,7 +17,7 @@ from typing import Any
 
 from p2psync.errors import UsageError
 from p2psync.setting_names import named
-from p2psync.swarm.control.connections import NEAR_RTT
+from p2psync.swarm.control.config import NEAR_RTT
 from p2psync.swarm.control.send_time import LEAST_NOTSENT
 
 #: Choices of `--congestion` that are no algorithm's name.
@@ -226,8 +226,8 @@ def is_away_from_window(data: bytes) -> bool:
     return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
 
 
-def may_begin_anew(sock: Any) -> bool:
-    """Returns whether nothing speaks against `begin_anew` just now: see `is_away_from_window`."""
+def can_restart(sock: Any) -> bool:
+    """Returns whether nothing speaks against `restart` just now: see `is_away_from_window`."""
     if _TCP_INFO is None:
         return True
     try:
@@ -236,7 +236,7 @@ def may_begin_anew(sock: Any) -> bool:
         return True
 
 
-def begin_anew(sock: Any) -> bool:
+def restart(sock: Any) -> bool:
     """Makes BBR forget its model of a path and start as on a new connection. Returns False without BBR."""
     # It begins where it comes after another one; reno is in every kernel, and takes over the window as it is.
     if congestion_of(sock) != PREFERRED[0] or not set_congestion(sock, "reno"):

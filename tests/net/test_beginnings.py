@@ -12,15 +12,14 @@ from peer_parts import Told, until
 
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
-from p2psync.net.measuring import Measuring
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
 from p2psync.swarm.actions import Vet
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.gauge import Gauge
-from p2psync.swarm.control.monitor import LARGE, QUIET, MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
+from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
+from p2psync.swarm.control.path_estimates import PathEstimates
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.store.store_parts import KEY, make_pack
 
@@ -32,17 +31,25 @@ class Beginner:
         self.begun: list[Collection[str]] = []
         self.table = told.table
         config = MeasureConfig(probing=ProbeConfig(settle=1e6))
-        self.measuring = Measuring(told.info, told.table, random.Random(0), config, streams=0, congestion=congestion)
-        self.measuring._up.add("far")
-        self.measuring.gauges.paths["far"] = Gauge(rtt=0.1)
-        self.measuring._paces.begin = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
+        self.monitor = NetworkMonitor(
+            told.info,
+            told.table,
+            random.Random(0),
+            config,
+            asyncio.get_running_loop(),
+            streams=0,
+            congestion=congestion,
+        )
+        self.monitor._up.add("far")
+        self.monitor.estimates.paths["far"] = PathEstimates(rtt=0.1)
+        self.monitor._path_controllers.begin = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
 
     def chunk(self, ago: float = 0.0) -> None:
         """One flowed so many seconds ago."""
         self.table.chunk_at = asyncio.get_running_loop().time() - ago
 
     def look(self) -> None:
-        self.measuring._look(asyncio.get_running_loop().time())
+        self.monitor._look(asyncio.get_running_loop().time())
 
 
 @pytest.fixture
@@ -53,40 +60,40 @@ async def beginner() -> Beginner:
 async def test_far_paths_begin_anew_also_if_the_first_chunk_was_quicker_than_the_manifest(beginner: Beginner) -> None:
     beginner.look()
     beginner.chunk()
-    beginner.measuring.transfer_begins(LARGE + 1)
+    beginner.monitor.transfer_begins(LARGE + 1)
     assert beginner.begun == [{"far"}]
 
 
 async def test_a_transfer_that_is_told_of_twice_begins_once(beginner: Beginner) -> None:
-    beginner.measuring.transfer_begins(LARGE + 1)
-    beginner.measuring.transfer_begins(LARGE + 1)
+    beginner.monitor.transfer_begins(LARGE + 1)
+    beginner.monitor.transfer_begins(LARGE + 1)
     assert len(beginner.begun) == 1
 
 
 async def test_while_chunks_flow_nothing_begins_anew_and_once_they_do_not_it_does(beginner: Beginner) -> None:
     beginner.chunk()
     beginner.look()
-    beginner.measuring.transfer_begins(LARGE + 1)
+    beginner.monitor.transfer_begins(LARGE + 1)
     assert not beginner.begun
     beginner.chunk(ago=QUIET + 0.1)
     beginner.look()
-    beginner.measuring.transfer_begins(LARGE + 1)
+    beginner.monitor.transfer_begins(LARGE + 1)
     assert len(beginner.begun) == 1
 
 
 async def test_far_paths_begin_anew_for_a_small_transfer_where_they_may_be_stopped_and_only_there(
     beginner: Beginner,
 ) -> None:
-    beginner.measuring.transfer_begins(LARGE)
+    beginner.monitor.transfer_begins(LARGE)
     assert len(beginner.begun) == 1
     cubic = Beginner(Told("b"), "cubic")
-    cubic.measuring.transfer_begins(LARGE)
+    cubic.monitor.transfer_begins(LARGE)
     assert not cubic.begun
 
 
 async def test_now_and_then_connections_that_rest_begin_anew(beginner: Beginner) -> None:
     rests: list[float] = []
-    beginner.measuring._paces.rest = rests.append  # type: ignore[method-assign]
+    beginner.monitor._path_controllers.rest = rests.append  # type: ignore[method-assign]
     beginner.look()
     assert rests
 
@@ -111,7 +118,7 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
 
     monkeypatch.setattr(core, "vetted", vetted)
     monkeypatch.setattr(runner._peers, "send", send)
-    monkeypatch.setattr(runner.measuring, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
+    monkeypatch.setattr(runner.monitor, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
     await runner._vet(Vet("parent", signed.id, signed.to_bytes()))
     await until(lambda: "ManifestGossip to child" in done)
     assert done == [f"begin {manifest.payload_bytes}"] * taken + ["ManifestGossip to child"]

@@ -16,17 +16,16 @@ from peer_parts import SHORT, Raw, Run, Told, hello, until
 
 from p2psync.errors import UsageError
 from p2psync.net import tcp
-from p2psync.net.measuring import Measuring
 from p2psync.protocol.messages import Chunk, Message, ProbeEnd, ProbePadding, ProbeRequest, RequestStreams
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.control import monitor as measuring_module
+from p2psync.swarm.control import monitor as monitor_module
 from p2psync.swarm.control import stream_count
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.gauge import Gauge
-from p2psync.swarm.control.gauges import Gauges
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
+from p2psync.swarm.control.node_estimates import NodeEstimates
+from p2psync.swarm.control.path_estimates import PathEstimates
 from p2psync.swarm.control.probe_sender import FRAME_BYTES
-from p2psync.swarm.control.probing import Prober
+from p2psync.swarm.control.prober import Prober
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -49,13 +48,14 @@ def measured(
     congestion: str = "",
     others_fetch: Callable[[], bool] = lambda: False,
     on_connections: Callable[[str, int], None] = lambda peer, count: None,
-) -> Measuring:
+) -> NetworkMonitor:
     """Measuring put to a peer table, as a runner does it."""
-    made = Measuring(
+    made = NetworkMonitor(
         told.info,
         told.table,
         random.Random(told.name),
         MeasureConfig(loopback=loopback, probing=config),
+        asyncio.get_running_loop(),
         streams=0,
         congestion=congestion,
         others_fetch=others_fetch,
@@ -82,9 +82,9 @@ def measured(
     return made
 
 
-async def stop(*things: Measuring | Told) -> None:
+async def stop(*things: NetworkMonitor | Told) -> None:
     for thing in things:
-        if isinstance(thing, Measuring):
+        if isinstance(thing, NetworkMonitor):
             thing.stop()
         else:
             await thing.table.close()
@@ -96,8 +96,8 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         one, other = measured(a), measured(b)
         a.table.dial(b.info)
         # Nothing here holds junk up but its pumps, so that only what comes is a measure.
-        await until(lambda: one.gauges.down.value and other.gauges.down.value)
-        path = one.gauges.statistics().paths[0]
+        await until(lambda: one.estimates.down.value and other.estimates.down.value)
+        path = one.estimates.statistics().paths[0]
         assert path.peer == "b"
         assert 0 < path.rtt < 0.1
         assert path.received > 1
@@ -113,7 +113,7 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         a, b = await Told("a").listen(), await Told("b").listen()
         one = measured(a)
         for _ in range(12):
-            one.gauges.down.add(250_000, 0.25)
+            one.estimates.down.add(250_000, 0.25)
         one._tell()
         assert one._statistics.down == 0
         one._prober.peer_up("b", "", 0.0)
@@ -125,7 +125,7 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         job.bound = True
         one._tell()
         assert one._statistics.down == 8
-        one._statistics = one.gauges.statistics(down_sure=False)
+        one._statistics = one.estimates.statistics(down_sure=False)
         one._config = replace(one._config, probe=False)
         job.sure = False
         one._tell()
@@ -136,7 +136,7 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
 
 
 def test_nodes_on_one_machine_do_not_probe_each_other(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring_module, "TICK", 0.01)
+    monkeypatch.setattr(monitor_module, "TICK", 0.01)
 
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
@@ -180,8 +180,8 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         a.table.dial(b.info)
         await until(lambda: a.up)
         one.planned(NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 8.0)], headroom=[2.0]))
-        await until(lambda: {stream.peer for stream in one._paces._last} == {"b"})
-        assert {name: pace._part for name, pace in one._paces._paces.items()} == {"b": 2e6}
+        await until(lambda: {stream.peer for stream in one._path_controllers._last} == {"b"})
+        assert {name: pace._part for name, pace in one._path_controllers._path_controllers.items()} == {"b": 2e6}
         await stop(one, a, b)
 
     run(check())
@@ -194,15 +194,15 @@ def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run)
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()  # the kernel would tell how near the peer is
-        one.gauges.paths["b"] = Gauge(rtt=0.1)
+        one.estimates.paths["b"] = PathEstimates(rtt=0.1)
         plan = NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 20.0)])
         one.planned(plan)
         wanted = one._policy.wanted("b")
         assert wanted > 8
-        assert one.gauges.expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
+        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
         await until(lambda: len(a.table.streams("b")) == wanted)
         one.planned(plan)
-        assert one.gauges.expected == {"b": pytest.approx(20.0 * 125_000)}
+        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000)}
         assert connections[-1] == ("b", wanted)
         await stop(one, a, b)
 
@@ -269,16 +269,16 @@ def test_junk_is_sent_no_faster_than_asked_for_and_what_comes_after_it_is_not_he
         await until(lambda: a.up)
         (stream,) = a.table.streams("x")
         raw.say(ProbeRequest(7, 1 << 30, 60.0, 3e6))
-        await until(lambda: one._pumps._flows)
+        await until(lambda: one._probe_sender._flows)
         await until(lambda: tcp.most(stream._socket) == 3_000_000)
-        assert list(one._pumps.held) == ["x"]
+        assert list(one._probe_sender.held) == ["x"]
         raw.say(ProbeRequest(7, 0, 0.0))
-        await until(lambda: not one._pumps._flows)
+        await until(lambda: not one._probe_sender._flows)
         assert tcp.most(stream._socket) == 0
         raw.say(
             ProbeRequest(8, 1 << 30, 60.0, 1e-3)
         )  # who wants it that slow would wait for what is under way for ever
-        await until(lambda: one._pumps._flows)
+        await until(lambda: one._probe_sender._flows)
         await until(lambda: tcp.most(stream._socket) == 64 << 10)
         await stop(one, a)
 
@@ -292,9 +292,9 @@ def test_probe_padding_ends_when_chunks_flow(run: Run) -> None:
         raw = await Raw.dial(a.port, hello("x"))
         await until(lambda: a.up)
         raw.say(ProbeRequest(7, 1 << 30, 60.0))  # and reads nothing, so that it lasts
-        await until(lambda: one._pumps._flows)
+        await until(lambda: one._probe_sender._flows)
         assert a.table.send_chunk("x", SHORT, 1, bytes(1000))
-        await until(lambda: not one._pumps._flows)
+        await until(lambda: not one._probe_sender._flows)
         sent = one.padding_sent
         raw.say(ProbeRequest(8, 1 << 30, 60.0))
         ends: list[ProbeEnd] = []
@@ -311,9 +311,9 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     junk: list[set[str]] = []
-    read = Gauges.read
+    read = NodeEstimates.read
 
-    def noted(self: Gauges, readings: Any, now: float, peers: Any) -> None:
+    def noted(self: NodeEstimates, readings: Any, now: float, peers: Any) -> None:
         junk.append(set(peers))
         read(self, readings, now, peers)
 
@@ -326,7 +326,7 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         raw.say(ProbeRequest(7, 1 << 30, 60.0))  # and reads nothing, so that it must wait
         await until(lambda: stream.backlog)
         raw.say(ProbeRequest(7, 0, 0.0))
-        await until(lambda: not one._pumps._flows)
+        await until(lambda: not one._probe_sender._flows)
         for index in range(8):
             assert a.table.send_chunk("x", SHORT, index, bytes(4 << 20))
         junk.clear()
@@ -341,7 +341,7 @@ def test_junk_that_waits_after_its_end_is_still_junk_and_what_waits_behind_it_is
         assert junk[-1] == set()
         await stop(one, a)
 
-    monkeypatch.setattr(Gauges, "read", noted)
+    monkeypatch.setattr(NodeEstimates, "read", noted)
     run(check())
 
 
@@ -393,7 +393,7 @@ def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: 
 
 
 def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring_module, "TEND_EVERY", 0.0)
+    monkeypatch.setattr(monitor_module, "TEND_EVERY", 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()
@@ -447,15 +447,15 @@ def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(r
         stream = a.table.streams("b")[0]
         for _ in range(3):
             a.table.send_chunk("b", SHORT, 0, bytes(100_000))
-            await until(lambda: not stream.reading().backlog)
-        assert stream.reading().dried == 3
+            await until(lambda: not stream.sample().backlog)
+        assert stream.sample().app_limited == 3
         b.table.streams("a")[0]._transport.pause_reading()  # type: ignore[union-attr]
         for _ in range(100):  # more than the kernels take
             a.table.send_chunk("b", SHORT, 0, bytes(100_000))
-        assert stream.reading().dried < 103
-        before = stream.reading().dried
+        assert stream.sample().app_limited < 103
+        before = stream.sample().app_limited
         a.table.send_chunk("b", SHORT, 0, bytes(100_000))
-        assert stream.reading().dried == before
+        assert stream.sample().app_limited == before
         await stop(a, b)
 
     run(check())
@@ -473,10 +473,10 @@ def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypa
         await until(lambda: stream.round_trip)
         a.table.send_chunk("b", SHORT, 0, bytes(100_000))
         await until(lambda: b.messages)
-        reading = stream.reading()
-        assert reading.delivered > 100_000
-        assert reading.rtt == stream.round_trip < 1
-        assert b.table.streams("a")[0].reading().received > 100_000
+        sample = stream.sample()
+        assert sample.delivered > 100_000
+        assert sample.rtt == stream.round_trip < 1
+        assert b.table.streams("a")[0].sample().received > 100_000
         await stop(a, b)
 
     run(check())
@@ -533,11 +533,11 @@ def test_one_that_is_not_to_be_had_is_one_line() -> None:
         tcp.choose_congestion("quic")
 
 
-async def test_gauges_know_the_regions_of_peers_that_are_in_another_one() -> None:
+async def test_estimates_know_the_regions_of_peers_that_are_in_another_one() -> None:
     one = Told("one", region="here")
     made = measured(one)
     for name, region in [("mate", "here"), ("far", "there"), ("nobody-knows", "")]:
         made.peer_up(name, region)
-    assert made.gauges.regions == {"far": "there"}
+    assert made.estimates.regions == {"far": "there"}
     made.peer_down("far")
-    assert not made.gauges.regions
+    assert not made.estimates.regions

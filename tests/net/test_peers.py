@@ -128,7 +128,7 @@ def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_sec
             link._socket = kernel
             assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
         link._socket = held
-        link.hold_to(0.2e6)
+        link.set_pacing_limit(0.2e6)
         assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
         link._socket = real
         await a.table.close()

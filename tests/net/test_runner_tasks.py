@@ -14,7 +14,7 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.store.packs import Store
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.follower import AbandonStage, Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
 

@@ -25,7 +25,7 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
     near, far = ends
     if not tcp.set_congestion(near, "bbr"):
         pytest.skip("this kernel does not offer BBR")
-    assert tcp.begin_anew(near)
+    assert tcp.restart(near)
     assert tcp.congestion_of(near) == "bbr"
     near.sendall(b"still there")
     assert far.recv(100) == b"still there"
@@ -56,13 +56,13 @@ def test_one_that_repairs_losses_or_is_stopped_keeps_the_window_that_it_will_com
 
 
 def test_a_connection_at_rest_may_begin_anew(ends: tuple[socket.socket, socket.socket]) -> None:
-    assert tcp.may_begin_anew(ends[0])
+    assert tcp.can_restart(ends[0])
 
 
 def test_another_congestion_control_is_left_as_it_is(ends: tuple[socket.socket, socket.socket]) -> None:
     near, _ = ends
     assert tcp.set_congestion(near, "reno")
-    assert not tcp.begin_anew(near)
+    assert not tcp.restart(near)
     assert tcp.congestion_of(near) == "reno"
 
 

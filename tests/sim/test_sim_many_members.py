@@ -11,8 +11,8 @@ from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, Me
 from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
-from p2psync.swarm.control.gauges import Gauges
-from p2psync.swarm.control.told_paths import PATHS_IN_ALL, most_paths
+from p2psync.swarm.control.node_estimates import NodeEstimates
+from p2psync.swarm.control.report_selection import PATHS_IN_ALL, most_paths
 from p2psync.swarm.node import NodeConfig
 
 MEMBERS, REACHABLE = 1000, 40
@@ -28,11 +28,11 @@ NODE = NodeConfig(swarm=SWARM, max_peers=4)
 
 def all_failed(others: list[str]) -> NodeStatistics:
     """Returns the statistics of a node that could dial none of these."""
-    gauges = Gauges()
-    gauges.most_told = most_paths(MEMBERS)
+    estimates = NodeEstimates()
+    estimates.most_told = most_paths(MEMBERS)
     for name in others:
-        gauges.failed(name)
-    return gauges.statistics()
+        estimates.failed(name)
+    return estimates.statistics()
 
 
 class Volunteer:

@@ -1,4 +1,4 @@
-"""Probers and gauges of several nodes in virtual time, over links shared fairly, by flows that start slowly."""
+"""Probers and estimates of several nodes in virtual time, over links shared fairly, by flows that start slowly."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbePadding, ProbeRequest, SuppressProbes, UplinkRate
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.gauges import Gauges, TcpSample
-from p2psync.swarm.control.probe_actions import Expel, Pump, StopPump, Tell
-from p2psync.swarm.control.probing import Prober
+from p2psync.swarm.control.config import ProbeConfig
+from p2psync.swarm.control.node_estimates import NodeEstimates
+from p2psync.swarm.control.probe_actions import Disconnect, SendMessage, StartPadding, StopPadding
+from p2psync.swarm.control.prober import Prober
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 STEP = 0.05
 MBIT = 125_000.0
@@ -44,7 +45,7 @@ class Host:
     region: str
     up: float
     down: float
-    gauges: Gauges = field(default_factory=Gauges)
+    estimates: NodeEstimates = field(default_factory=NodeEstimates)
     flows: dict[str, Flow] = field(default_factory=dict)
     padding_sent: float = 0.0
     padding_received: float = 0.0
@@ -78,11 +79,11 @@ class World:
         config = config or ProbeConfig()
         for host in hosts:
             rng = random.Random(f"{seed} {host.name}")
-            host.prober = Prober(host.name, host.region if named else "", config, host.gauges, rng)
+            host.prober = Prober(host.name, host.region if named else "", config, host.estimates, rng)
             host.prober.members(other.name for other in hosts if not named or other.region == host.region)
             for other in hosts:
                 if other is not host:
-                    host.gauges.round_trip(other.name, self.rtt(host, other))
+                    host.estimates.round_trip(other.name, self.rtt(host, other))
                     host.prober.peer_up(other.name, other.region if named else "", 0.0)
 
     def rtt(self, a: Host, b: Host) -> float:
@@ -132,20 +133,20 @@ class World:
     def _act(self, host: Host) -> None:
         for action in host.prober.actions():
             match action:
-                case Tell():
+                case SendMessage():
                     self.send(host.name, action.peer, action.message)
-                case Pump():
+                case StartPadding():
                     rtt = self.rtt(host, self.hosts[action.peer])
                     host.flows[action.peer] = Flow(action.size, action.until, 15_000 / max(rtt, 0.01), action.rate)
-                case StopPump():
+                case StopPadding():
                     self._end(host, action.peer)
-                case Expel():
+                case Disconnect():
                     host.expelled.append(action.peer)
 
     def _end(self, host: Host, peer: str) -> None:
         flow = host.flows.pop(peer, None)
         if flow is not None:
-            host.prober.pumped(peer, int(flow.sent), self.now)
+            host.prober.padding_ended(peer, int(flow.sent), self.now)
             self._act(host)
 
     def _flow(self) -> None:
@@ -194,11 +195,11 @@ class World:
 
     def _tick(self) -> None:
         for host in self.hosts.values():
-            readings: dict[Hashable, TcpSample] = {}
+            samples: dict[Hashable, TcpSample] = {}
             for other in self.hosts.values():
                 sent, came = self._moved.get((host.name, other.name), 0), self._moved.get((other.name, host.name), 0)
                 if other is not host and (sent or came):
-                    readings[other.name] = TcpSample(
+                    samples[other.name] = TcpSample(
                         other.name,
                         delivered=int(sent),
                         received=int(came),
@@ -206,27 +207,29 @@ class World:
                         backlog=int(other.name in host.flows),
                         rtt=self.rtt(host, other),
                     )
-            host.gauges.read(readings, self.now)
+            host.estimates.read(samples, self.now)
             host.prober.poll(host.flowing, self.now)
             self._act(host)
 
 
 def prober(config: ProbeConfig = CONFIG, peers: int = 3, region: str = "a") -> Prober:
     """A node with peers p0, p1, … of its region."""
-    made = Prober("me", "a", config, Gauges(), random.Random(0))
+    made = Prober("me", "a", config, NodeEstimates(), random.Random(0))
     for i in range(peers):
         made.peer_up(f"p{i}", region, 0.0)
     return made
 
 
-def told(node: Prober, kind: Callable[..., object]) -> list[Tell]:
-    return [action for action in node.actions() if isinstance(action, Tell) and isinstance(action.message, kind)]  # type: ignore[arg-type]
+def told(node: Prober, kind: Callable[..., object]) -> list[SendMessage]:
+    return [action for action in node.actions() if isinstance(action, SendMessage) and isinstance(action.message, kind)]  # type: ignore[arg-type]
 
 
 def asking() -> Prober:
     """A node that asks two near peers for junk, and leaves the way to one far away to another."""
-    gauges = Gauges()
-    node = Prober("second in line", "a", ProbeConfig(settle=0.0, spread=0.0, rank_wait=1e6), gauges, random.Random(0))
+    estimates = NodeEstimates()
+    node = Prober(
+        "second in line", "a", ProbeConfig(settle=0.0, spread=0.0, rank_wait=1e6), estimates, random.Random(0)
+    )
     node.members(["me"])
     for name, region in (("p0", "a"), ("p1", "a"), ("far", "b")):
         node.peer_up(name, region, 0.0)

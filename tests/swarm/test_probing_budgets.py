@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from probing_parts import CONFIG
 
-from p2psync.swarm.control.budget import Budget, Steady
+from p2psync.swarm.control.budget import ConvergenceDetector, ProbeBudget
 
 
 def test_a_budget_fills_to_a_minutes_share_and_no_further() -> None:
-    budget = Budget(CONFIG)
+    budget = ProbeBudget(CONFIG)
     rate = 1.25e6
     assert budget.left(rate, 0.0, known=True) == CONFIG.allowance_seconds * rate
     budget.spend(int(CONFIG.allowance_seconds * rate))
@@ -19,7 +19,7 @@ def test_a_budget_fills_to_a_minutes_share_and_no_further() -> None:
 
 
 def test_a_flow_that_still_grows_is_not_steady() -> None:
-    steady, total = Steady(0.1), 0.0
+    steady, total = ConvergenceDetector(0.1), 0.0
     for tick in range(40):
         now = tick * 0.1
         total += min(1e6, 2e4 * 2 ** (now / 0.2)) * 0.1

@@ -8,10 +8,10 @@ import pytest
 from probing_parts import CONFIG, MBIT, Host, World, asking, told
 
 from p2psync.protocol.messages import SuppressProbes, UplinkRate
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.config import ProbeConfig
+from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_jobs import Jobs
-from p2psync.swarm.control.probing import HUSHED
+from p2psync.swarm.control.prober import SUPPRESSED_SECONDS
 
 FOUR_REGIONS = {
     ("r0", "r1"): (100.0, 0.07),
@@ -31,7 +31,7 @@ def four_regions(seed: int = 0, rate: float = 300) -> World:
 def best_way(world: World, a: str, b: str) -> float:
     """The highest rate from one region to another that any node there knows (Mbit/s)."""
     return max(
-        host.gauges.paths[other.name].sent.value / MBIT
+        host.estimates.paths[other.name].sent.value / MBIT
         for host in world.hosts.values()
         for other in world.hosts.values()
         if (host.region, other.region) == (a, b)
@@ -46,8 +46,8 @@ def test_twelve_that_join_together_know_all_ways_and_links_within_half_a_minute(
         assert best_way(world, a, b) == pytest.approx(rate, rel=0.15), (a, b)
     world.run(18)
     for host in world.hosts.values():
-        assert host.gauges.up.value / MBIT == pytest.approx(300, rel=0.15), host.name
-        assert host.gauges.down.value / MBIT == pytest.approx(300, rel=0.15), host.name
+        assert host.estimates.up.value / MBIT == pytest.approx(300, rel=0.15), host.name
+        assert host.estimates.down.value / MBIT == pytest.approx(300, rel=0.15), host.name
 
 
 def test_one_region_of_unequal_uplinks_is_known() -> None:
@@ -55,9 +55,9 @@ def test_one_region_of_unequal_uplinks_is_known() -> None:
     world = World([Host(f"a{i}", "a", up, 100) for i, up in enumerate(ups)], {})
     world.run(30)
     for host in world.hosts.values():
-        assert host.gauges.up.value / MBIT == pytest.approx(host.up, rel=0.15), host.name
+        assert host.estimates.up.value / MBIT == pytest.approx(host.up, rel=0.15), host.name
     # A downlink shows only if those that were asked could fill it.
-    downs = sorted(host.gauges.down.value / MBIT for host in world.hosts.values())
+    downs = sorted(host.estimates.down.value / MBIT for host in world.hosts.values())
     assert downs[2:] == pytest.approx([100] * 10, rel=0.15)
 
 
@@ -69,7 +69,7 @@ def test_a_downlink_is_measured_with_the_widest_uplinks_nearby(seed: int) -> Non
     world.run(60)
     for i, host in enumerate(hosts):
         most = sum(sorted(ups[:i] + ups[i + 1 :])[-3:])
-        assert world.hosts[host.name].gauges.down.value / MBIT > 0.85 * most, host.name
+        assert world.hosts[host.name].estimates.down.value / MBIT > 0.85 * most, host.name
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -83,7 +83,7 @@ def test_a_node_is_sure_of_its_downlink_once_two_looks_agree_that_it_binds(seed:
         for host in hosts:
             if host.name not in sure and world.hosts[host.name].prober.down_sure:
                 sure.add(host.name)
-                assert host.gauges.down.value / MBIT > 0.85 * host.down, host.name
+                assert host.estimates.down.value / MBIT > 0.85 * host.down, host.name
     assert sure == {"a0", "a3"}, "of the others it shows only what their mates can send"
 
 
@@ -131,7 +131,7 @@ def test_an_uplink_over_unequal_ways_is_measured_with_all_of_them_at_one_time() 
     hosts += [Host(f"{region}{i}", region, up, 300) for region, up in (("e", 40), ("m", 20)) for i in range(4)]
     world = World(hosts, {("t", "e"): (250.0, 0.04), ("t", "m"): (120.0, 0.12), ("e", "m"): (100.0, 0.12)})
     world.run(45)
-    assert world.hosts["t0"].gauges.up.value / MBIT == pytest.approx(300, rel=0.05)
+    assert world.hosts["t0"].estimates.up.value / MBIT == pytest.approx(300, rel=0.05)
 
 
 def test_peers_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -> None:
@@ -144,7 +144,7 @@ def test_peers_are_told_of_an_uplink_once_it_is_known_and_when_it_is_another() -
     world.run(100)
     assert len(world.told("a0", UplinkRate)) == 2
     for _ in range(10):  # a transfer shows more
-        world.hosts["a0"].gauges.up.add(int(8 * MBIT), 0.1)
+        world.hosts["a0"].estimates.up.add(int(8 * MBIT), 0.1)
     world.run(0.2)
     assert [round(message.rate / MBIT) for _, message in world.told("a0", UplinkRate)[2:]] == [80, 80]
 
@@ -207,7 +207,7 @@ def test_nobody_probes_while_chunks_flow_and_what_runs_ends() -> None:
     for host in world.hosts.values():
         host.flowing = False
     world.run(30)
-    assert all(host.gauges.up.value for host in world.hosts.values())
+    assert all(host.estimates.up.value for host in world.hosts.values())
 
 
 def test_before_a_version_comes_all_below_fall_silent_and_go_on_after_a_while() -> None:
@@ -221,11 +221,11 @@ def test_before_a_version_comes_all_below_fall_silent_and_go_on_after_a_while() 
         host.prober.planned({"r2-0": 60 * MBIT}, (), 0.0)
     world.run(1.5)
     assert any(host.flows for host in world.hosts.values())
-    root.prober.hush(world.now)
+    root.prober.suppress(world.now)
     world.run(0.5)
     assert not any(host.flows for host in world.hosts.values())
     sent = [host.padding_sent for host in world.hosts.values()]
-    world.run(HUSHED - 0.6)
+    world.run(SUPPRESSED_SECONDS - 0.6)
     assert [host.padding_sent for host in world.hosts.values()] == sent
     world.run(30)
     assert best_way(world, "r0", "r1") == pytest.approx(100, rel=0.15)
@@ -238,11 +238,11 @@ def test_only_a_parent_is_hushed_by_and_not_all_the_time() -> None:
     assert node.busy, "who says so sends nothing to this node"
     node.receive("p0", SuppressProbes(3.0), 0.2)
     assert not node.busy
-    node.receive("p0", SuppressProbes(3.0), 3.1 + HUSHED)  # it would never measure
-    node.receive("p0", SuppressProbes(60.0), 3.3 + HUSHED)
+    node.receive("p0", SuppressProbes(3.0), 3.1 + SUPPRESSED_SECONDS)  # it would never measure
+    node.receive("p0", SuppressProbes(60.0), 3.3 + SUPPRESSED_SECONDS)
     assert [(tell.peer, tell.message) for tell in told(node, SuppressProbes)] == [
         ("p1", SuppressProbes(3.0)),
-        ("p1", SuppressProbes(HUSHED)),
+        ("p1", SuppressProbes(SUPPRESSED_SECONDS)),
     ]
 
 
@@ -250,14 +250,14 @@ def test_a_way_that_the_plan_counts_on_is_tried_at_a_little_more_than_the_planne
     world = four_regions()
     world.run(80)  # all others are done
     source, target = world.hosts["r0-2"], world.hosts["r3-2"]
-    assert target.gauges.paths["r0-2"].received.value == 0  # another pair measured the link
+    assert target.estimates.paths["r0-2"].received.value == 0  # another pair measured the link
     expected = {"r0-2": 12 * MBIT, "r3-0": 12 * MBIT}  # the second is near: its connection needs no warming up
     target.prober.planned(expected, (), world.now)
-    near = target.gauges.paths["r3-0"].received.value
+    near = target.estimates.paths["r3-0"].received.value
     world.run(10)
-    assert target.gauges.paths["r0-2"].received.value / MBIT == pytest.approx(15, rel=0.1)
-    assert source.gauges.paths["r3-2"].sent.value / MBIT == pytest.approx(15, rel=0.1)
-    assert target.gauges.paths["r3-0"].received.value == near
+    assert target.estimates.paths["r0-2"].received.value / MBIT == pytest.approx(15, rel=0.1)
+    assert source.estimates.paths["r3-2"].sent.value / MBIT == pytest.approx(15, rel=0.1)
+    assert target.estimates.paths["r3-0"].received.value == near
     cost = world.moved("r0-2", "r3-2")
     assert cost < 15 * MBIT * 4
     target.prober.planned(dict(expected), (), world.now)
@@ -271,7 +271,7 @@ def test_a_way_that_gives_less_than_the_plan_counts_on_is_not_tried_again_and_ag
     target = world.hosts["r3-1"]
     target.prober.planned({"r2-1": 40 * MBIT}, (), world.now)
     world.run(40)
-    assert target.gauges.paths["r2-1"].received.value / MBIT == pytest.approx(10, rel=0.15)
+    assert target.estimates.paths["r2-1"].received.value / MBIT == pytest.approx(10, rel=0.15)
     moved = world.moved("r2-1", "r3-1")
     world.run(120)
     assert world.moved("r2-1", "r3-1") == moved
@@ -287,7 +287,7 @@ def test_the_same_seed_probes_alike() -> None:
 
 
 def test_a_region_is_looked_at_until_a_look_finds_no_more_than_those_before_it() -> None:
-    jobs = Jobs(CONFIG, Gauges(), random.Random(0))
+    jobs = Jobs(CONFIG, NodeEstimates(), random.Random(0))
     job = jobs.new(0.0)
 
     def rests(best: float) -> float:

@@ -6,7 +6,7 @@ import pytest
 from probing_parts import asking, prober, told
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest
-from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.config import ProbeConfig
 
 
 def test_an_offer_from_afar_waits_for_one_who_measures_something_else() -> None:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.control.gauge import Gauge
-from p2psync.swarm.control.streams import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
+from p2psync.swarm.control.path_estimates import PathEstimates
+from p2psync.swarm.control.stream_policy import ASSUMED, FAR, LEAST_WINDOW, REST, StreamPolicy
 
 MBIT = 125_000
 TICK = 0.25
@@ -26,11 +26,11 @@ def drive(
     begin: float = 0.0,
 ) -> list[int]:
     """Connections over time, on a path that gives `rate(connections)` Mbit/s and loses `loss(connections)`."""
-    gauge, streams, seen = Gauge(rtt=rtt, pressed_since=begin), policy.wanted("p"), []
+    path, streams, seen = PathEstimates(rtt=rtt, pressed_since=begin), policy.wanted("p"), []
     for tick in range(round(seconds / TICK)):
-        gauge.sending = rate(streams) * MBIT
-        gauge.losses.sent, gauge.losses.resent = 1e7, 1e7 * loss(streams)
-        streams = policy.seen("p", streams, gauge, TICK, begin + tick * TICK)
+        path.sending = rate(streams) * MBIT
+        path.losses.sent, path.losses.resent = 1e7, 1e7 * loss(streams)
+        streams = policy.seen("p", streams, path, TICK, begin + tick * TICK)
         seen.append(streams)
     return seen
 
@@ -55,34 +55,34 @@ def test_where_even_the_most_do_not_fill_the_path_it_stays_at_the_most() -> None
 
 
 def test_what_the_plan_sends_over_a_far_way_gets_its_connections_before_it_flows() -> None:
-    policy, gauge = StreamPolicy("cubic"), Gauge(rtt=0.15)
-    policy.expect("p", gauge, 8.0 * MBIT)
+    policy, path = StreamPolicy("cubic"), PathEstimates(rtt=0.15)
+    policy.expect("p", path, 8.0 * MBIT)
     assert 8.0 / mathis(ASSUMED, 0.15) <= policy.wanted("p") <= 2 * 8.0 / mathis(ASSUMED, 0.15)
-    gauge.losses.sent, gauge.losses.resent = 1e7, 1e4
-    policy.expect("q", gauge, 8.0 * MBIT)
+    path.losses.sent, path.losses.resent = 1e7, 1e4
+    policy.expect("q", path, 8.0 * MBIT)
     assert 8.0 / mathis(0.001, 0.15) <= policy.wanted("q") <= 2 * 8.0 / mathis(0.001, 0.15)
-    policy.expect("unplanned", gauge, 0.0)
+    policy.expect("unplanned", path, 0.0)
     assert policy.wanted("unplanned") == FAR
 
 
 def test_near_ways_and_those_of_bbr_begin_with_the_first_whatever_the_plan_sends() -> None:
     cubic, bbr = StreamPolicy("cubic"), StreamPolicy("bbr")
-    cubic.expect("near", Gauge(rtt=0.001), 100.0 * MBIT)
-    bbr.expect("far", Gauge(rtt=0.15), 100.0 * MBIT)
+    cubic.expect("near", PathEstimates(rtt=0.001), 100.0 * MBIT)
+    bbr.expect("far", PathEstimates(rtt=0.15), 100.0 * MBIT)
     assert cubic.wanted("near") == bbr.wanted("far") == 2
 
 
 def test_a_part_of_a_path_gets_fewer_than_the_whole_path_had() -> None:
     policy, each = StreamPolicy("cubic"), mathis(0.005, 0.15)
     found = drive(policy, lambda streams: min(20.0, streams * each), 30)[-1]
-    gauge = Gauge(rtt=0.15)
-    gauge.losses.sent, gauge.losses.resent = 1e7, 1e7 * 0.005
-    policy.expect("p", gauge, 20.0 * MBIT)
+    path = PathEstimates(rtt=0.15)
+    path.losses.sent, path.losses.resent = 1e7, 1e7 * 0.005
+    policy.expect("p", path, 20.0 * MBIT)
     assert found <= policy.wanted("p") <= 1.3 * found, "what was found to be right for about so much stays"
-    policy.expect("p", gauge, 5.0 * MBIT)
+    policy.expect("p", path, 5.0 * MBIT)
     assert 5.0 / each <= policy.wanted("p") <= 2 * 5.0 / each
-    gauge.pressed_since = 40.0
-    policy.expect("p", gauge, 1.0 * MBIT)
+    path.pressed_since = 40.0
+    policy.expect("p", path, 1.0 * MBIT)
     assert policy.wanted("p") >= 5.0 / each, "none is taken from a way while it is full"
 
 
@@ -107,9 +107,9 @@ def test_stream_policy_tries_no_more_streams_without_loss() -> None:
 
 def test_stream_policy_leaves_idle_peers_alone() -> None:
     policy = StreamPolicy("cubic")
-    gauge = Gauge(rtt=0.1)
-    gauge.losses.sent, gauge.losses.resent = 1e7, 1e5
-    assert {policy.seen("p", 2, gauge, TICK, now * TICK) for now in range(100)} == {2}
+    path = PathEstimates(rtt=0.1)
+    path.losses.sent, path.losses.resent = 1e7, 1e5
+    assert {policy.seen("p", 2, path, TICK, now * TICK) for now in range(100)} == {2}
 
 
 def test_bbr_stays_with_the_first_unless_its_flows_drown_each_other() -> None:

@@ -4,7 +4,7 @@ import pytest
 from emulator_parts import needs_networks
 
 from p2psync.bench.probing import ProbeLine, compare, watch
-from p2psync.swarm.control.budget import ProbeConfig
+from p2psync.swarm.control.config import ProbeConfig
 from p2psync.topology.emulator import Emulator
 from p2psync.topology.model import Link, Region, Topology
 

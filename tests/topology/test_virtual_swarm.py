@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig
 from p2psync.topology.drawn_report import network_line, summarize_runs
 from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.network import from_topology

@@ -107,7 +107,7 @@ def test_a_version_is_told_to_the_swarm_before_it_is_made(
         done.append("make")
         return make(*args, **options)
 
-    monkeypatch.setattr(node.runner.measuring, "version_comes", lambda: done.append("tell"))
+    monkeypatch.setattr(node.runner.monitor, "version_comes", lambda: done.append("tell"))
     monkeypatch.setattr(node.versions, "make", making)
     publisher.publish()
     assert done == ["tell", "make"]

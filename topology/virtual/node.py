@@ -15,7 +15,8 @@ from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGo
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, SwarmConfig, Vet, Widen
-from p2psync.swarm.control.monitor import MeasureConfig, NetworkMonitor
+from p2psync.swarm.control.config import MeasureConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.core import Swarm
 from p2psync.topology.simulated_payload import SimulatedPayload

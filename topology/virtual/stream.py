@@ -16,10 +16,10 @@ from p2psync.protocol.messages import (
     encode_control,
 )
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.control.connections import NEAR_RTT
-from p2psync.swarm.control.gauges import TcpSample
-from p2psync.swarm.control.probe_sender import FRAME_BYTES, PADDING_BYTES
+from p2psync.swarm.control.config import NEAR_RTT, PADDING_BYTES
+from p2psync.swarm.control.probe_sender import FRAME_BYTES
 from p2psync.swarm.control.send_time import LEAST_NOTSENT, SendTime, notsent_for
+from p2psync.swarm.control.tcp_sample import TcpSample
 from p2psync.topology.tcp.congestion import MIN_WINDOW, Bbr, Cubic
 from p2psync.topology.tcp.connection import TcpConnection
 from p2psync.topology.virtual.links import VirtualLinks
@@ -57,7 +57,7 @@ class VirtualStream:
     def __init__(self, clock: VirtualClock, peer: str, listener: StreamListener) -> None:
         self.peer: str = peer
         self.written = 0
-        self.dried = 0
+        self.app_limited = 0
         self.out: TcpConnection
         self.other: VirtualStream
         self._clock, self._listener = clock, listener
@@ -87,18 +87,18 @@ class VirtualStream:
         return self.written - self.out.waiting
 
     @property
-    def may_begin_anew(self) -> bool:
+    def can_restart(self) -> bool:
         """See `Connection`."""
         out = self.out
         window = out.congestion.cwnd
         return window > MIN_WINDOW and not (out.is_recovering and HARDLY * out.inflight < window)
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """See `Connection`; only BBR can, as with the kernel's."""
         if isinstance(self.out.congestion, Bbr):
             self.out.restart(Bbr())
 
-    def hold_to(self, rate: float) -> None:
+    def set_pacing_limit(self, rate: float) -> None:
         """See `Connection`."""
         self._held_to = rate
         self.out.limit = max(LEAST_LIMIT, rate) if rate else math.inf
@@ -107,7 +107,7 @@ class VirtualStream:
         """See `Connection`."""
         return not self._unflushed and not self.backlog and self._clock.now - self._moved_at >= seconds
 
-    def reading(self) -> TcpSample:
+    def sample(self) -> TcpSample:
         """See `Connection`."""
         out = self.out
         return TcpSample(
@@ -118,7 +118,7 @@ class VirtualStream:
             resent=out.resent,
             backlog=out.waiting + out.lost_unsent,
             rtt=out.min_rtt,
-            dried=self.dried,
+            app_limited=self.app_limited,
             limit=self._held_to,
             delay=max(0.0, out.srtt - out.min_rtt),
         )
@@ -143,7 +143,7 @@ class VirtualStream:
     def send_chunk(self, chunk: Chunk) -> None:
         """Sends a chunk; `flushed` follows, never within this call. `takes` comes first."""
         self._unflushed += len(chunk.data)
-        self.dried += self._is_dry
+        self.app_limited += self._is_dry
         self._may_wait = notsent_for(self._send_time.rate)
         self.out.drained_below = self._may_wait + WRITE_LOW
         self._write(_HEADER_BYTES + len(chunk.data), chunk)

@@ -10,7 +10,7 @@ from p2psync.membership.records import NodeInfo
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.control.monitor import FIRST_STREAMS
+from p2psync.swarm.control.config import INITIAL_STREAMS
 from p2psync.topology.fluid.swarm import DIAL_TRIPS, MAX_EXCHANGED_VERSIONS, PLAN_TRIPS
 from p2psync.topology.hub_planner import HubPlanner
 from p2psync.topology.network import Network
@@ -127,7 +127,7 @@ class VirtualSwarm:
                     # The smaller name dials where both can.
                     dials = bool(network.dialable[j]) and (i, j) not in network.blocked
                     dialler, target = (name, other) if dials else (other, name)
-                    self.open_streams(self.nodes[dialler], target, self.options.node.streams or FIRST_STREAMS)
+                    self.open_streams(self.nodes[dialler], target, self.options.node.streams or INITIAL_STREAMS)
 
     def _hub_delay(self, node: VirtualNode) -> float:
         return self.links.delay(node.index, self.network.trainer)

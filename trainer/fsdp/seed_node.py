@@ -20,7 +20,7 @@ from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.swarm.control.monitor import MeasureConfig
+from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.orders import ServeOrder

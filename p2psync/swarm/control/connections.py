@@ -10,11 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from p2psync.protocol.messages import Control
-from p2psync.swarm.control.gauges import TcpSample
-
-#: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
-#: bring, and a machine with other things to do is late for them.
-NEAR_RTT = 0.002
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 
 class Connection(Protocol):
@@ -47,19 +43,19 @@ class Connection(Protocol):
         """Whether the other side is on this machine."""
 
     @property
-    def may_begin_anew(self) -> bool:
+    def can_restart(self) -> bool:
         """Whether a restart of congestion control costs no window just now."""
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Restarts congestion control: it looks for the path's rate as on a new connection."""
 
-    def hold_to(self, rate: float) -> None:
+    def set_pacing_limit(self, rate: float) -> None:
         """Limits the pacing rate (bytes a second); 0: no limit."""
 
     def idle(self, seconds: float) -> bool:
         """Returns whether nothing but small messages moved for so long, and nothing waits."""
 
-    def reading(self) -> TcpSample:
+    def sample(self) -> TcpSample:
         """Returns the connection's counters."""
 
     def send_padding(self) -> None:

@@ -1,14 +1,13 @@
 """Measures the network of one node: reads its connections' counters, probes where nothing is known, sets their number.
 
-Joins `Gauges`, `Prober`, `StreamPolicy`, `Paces` and `UplinkPace` to a node's connections: a timer that ticks faster
-while padding flows.
+Joins `NodeEstimates`, `Prober`, `StreamPolicy`, `PathControllers` and `UplinkPacer` to a node's connections: a timer
+that ticks faster while padding flows.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 
 from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.protocol.messages import (
@@ -23,42 +22,29 @@ from p2psync.protocol.messages import (
     UplinkRate,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.connections import NEAR_RTT, Connection, Connections, Scheduler, TimerHandle
-from p2psync.swarm.control.gauge import Gauge
-from p2psync.swarm.control.gauges import MBIT, Gauges, TcpSample
-from p2psync.swarm.control.paces import Paces
-from p2psync.swarm.control.probe_actions import Expel, Pump, StopPump, Tell
+from p2psync.swarm.control.config import INITIAL_STREAMS, NEAR_RTT, MeasureConfig
+from p2psync.swarm.control.connections import Connection, Connections, Scheduler, TimerHandle
+from p2psync.swarm.control.node_estimates import MBIT, NodeEstimates
+from p2psync.swarm.control.path_controllers import PathControllers
+from p2psync.swarm.control.path_estimates import PathEstimates
+from p2psync.swarm.control.probe_actions import Disconnect, SendMessage, StartPadding, StopPadding
 from p2psync.swarm.control.probe_sender import ProbeSender
-from p2psync.swarm.control.probing import Prober
-from p2psync.swarm.control.streams import TOLERANT, StreamPolicy
-from p2psync.swarm.control.told_paths import most_paths
-from p2psync.swarm.control.uplink_pace import UplinkPace
+from p2psync.swarm.control.prober import Prober
+from p2psync.swarm.control.report_selection import most_paths
+from p2psync.swarm.control.stream_policy import TOLERANT, StreamPolicy
+from p2psync.swarm.control.tcp_sample import TcpSample
+from p2psync.swarm.control.uplink_pacer import UplinkPacer
 
 #: Seconds between looks at all connections: while junk flows, and otherwise.
 TICK_PROBING, TICK = 0.1, 0.25
 #: For how long after its last bytes a connection is still read, and how often an idle one is (seconds).
 LINGER, IDLE_EVERY = 1.0, 5.0
-#: Connections to each peer until measurements say otherwise.
-FIRST_STREAMS = 2
 #: A transfer of so many bytes takes longer than finding out what paths give; seconds without a chunk after which what
 #: flows know of that is old.
 LARGE, QUIET = 4 << 20, 1.0
-_UNKNOWN = Gauge()
+_UNKNOWN = PathEstimates()
 #: How often the number of connections to each peer is brought in line, and measures are looked at (seconds).
 TEND_EVERY = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureConfig:
-    """Settings. probe: whether to probe at all; what flows is measured in any case.
-
-    loopback: probe peers on this machine too, where there is nothing to be learned but how fast it is.
-    """
-
-    probe: bool = True
-    loopback: bool = False
-    probing: ProbeConfig = field(default_factory=ProbeConfig)
 
 
 class NetworkMonitor:
@@ -92,21 +78,21 @@ class NetworkMonitor:
         self._on_connections = on_connections
         self._on_pace = on_pace
         self._others_fetch = others_fetch
-        self.gauges = Gauges()
-        self._prober = Prober(info.node, info.region, config.probing, self.gauges, rng)
+        self.estimates = NodeEstimates()
+        self._prober = Prober(info.node, info.region, config.probing, self.estimates, rng)
         self._adapt = streams == 0
-        self._policy = StreamPolicy(congestion, streams or FIRST_STREAMS)
+        self._policy = StreamPolicy(congestion, streams or INITIAL_STREAMS)
         # Two flows of BBR overflow a short queue together, and one fills a path: probes show the same over any number.
         self._one_fills = congestion in TOLERANT
-        self._pumps = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped, loop)
+        self._probe_sender = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped, loop)
         self._wished: dict[str, int] = {}
         self._told: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[Connection, tuple[int, float, float]] = {}
-        self._paces = Paces(peers, stops=congestion in ("", *TOLERANT))
-        self._uplink_pace = UplinkPace()
+        self._path_controllers = PathControllers(peers, stops=congestion in ("", *TOLERANT))
+        self._uplink_pace = UplinkPacer()
         #: Bytes of junk so far.
         self.padding_received = 0
         self._statistics = NodeStatistics()
@@ -131,37 +117,37 @@ class NetworkMonitor:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._pumps.close()
+        self._probe_sender.close()
 
     @property
     def padding_sent(self) -> int:
         """Bytes of junk so far."""
-        return self._pumps.sent
+        return self._probe_sender.sent
 
     # ---- told ------------------------------------------------------------------------------------------------------
 
     def members(self, infos: Iterable[NodeInfo]) -> None:
         """All members of the swarm."""
         known = list(infos)
-        self.gauges.keep(info.node for info in known)
-        self.gauges.most_told = most_paths(len(known))
+        self.estimates.keep(info.node for info in known)
+        self.estimates.most_told = most_paths(len(known))
         self._prober.members(info.node for info in known if info.region == self._region)
 
     def planned(self, plan: NodePlan) -> None:
         """This is the plan now."""
-        self.gauges.planned = frozenset(plan.peers)
+        self.estimates.planned = frozenset(plan.peers)
         self._planned = {name: rate / MBIT for name, rate in plan.rates_to().items()}
         for name in sorted(self._up.intersection(self._planned)):
             self._tend_streams(name)
         self._expect()
-        self._paces.planned(plan)
+        self._path_controllers.planned(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
         self._prober.planned(from_parents, plan.rates_to(), self._loop.time())
 
     def version_comes(self) -> None:
         """A version is being made here: its first chunks should not meet junk."""
         if self._config.probe:
-            self._prober.hush(self._loop.time())
+            self._prober.suppress(self._loop.time())
             self._act()
 
     def transfer_begins(self, nbytes: int) -> None:
@@ -169,16 +155,16 @@ class NetworkMonitor:
         too: a connection that was idle for ten seconds is stopped as soon as something is acknowledged."""
         now = self._loop.time()
         # Its manifest goes ahead, and the first chunks may be quicker than whoever looks at that.
-        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._paces.stops):
+        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._path_controllers.stops):
             return
         self._began_at = now
-        far = [name for name in self._up if self.gauges.paths.get(name, _UNKNOWN).rtt > NEAR_RTT]
-        self._paces.begin(set(far).difference(self._pumps.peers), now, nbytes)
+        far = [name for name in self._up if self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT]
+        self._path_controllers.begin(set(far).difference(self._probe_sender.peers), now, nbytes)
 
     def widen(self, name: str, rate: float) -> None:
         """More goes to this peer from now on than was planned, up to so many bytes a second."""
-        if name not in self._pumps.peers and self.gauges.paths.get(name, _UNKNOWN).rtt > NEAR_RTT:
-            self._paces.widen(name, rate, self._loop.time())
+        if name not in self._probe_sender.peers and self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT:
+            self._path_controllers.widen(name, rate, self._loop.time())
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""
@@ -186,23 +172,23 @@ class NetworkMonitor:
             self._up.add(name)
             self._fresh[name] = region
             if region and self._region and region != self._region:
-                self.gauges.regions[name] = region
+                self.estimates.regions[name] = region
 
     def peer_down(self, name: str) -> None:
         """A peer is gone."""
         self._up.discard(name)
         self._fresh.pop(name, None)
-        self._pumps.stop(name)
+        self._probe_sender.stop(name)
         self._prober.peer_down(name, self._loop.time())
         self._policy.forget(name)
-        self.gauges.regions.pop(name, None)
+        self.estimates.regions.pop(name, None)
         for table in (self._wished, self._told, self._counts):
             table.pop(name, None)
         self._act()
 
     def dial_failed(self, name: str) -> None:
         """A member could not be reached."""
-        self.gauges.failed(name)
+        self.estimates.failed(name)
 
     def message(self, name: str, message: Message) -> bool:
         """Whether a message was about measuring."""
@@ -246,8 +232,8 @@ class NetworkMonitor:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
-            self._paces.rest(now)
-        elif self.gauges.fell:
+            self._path_controllers.rest(now)
+        elif self.estimates.fell:
             self._tell()
 
     def _meet(self, name: str) -> None:
@@ -266,49 +252,49 @@ class NetworkMonitor:
     def _read(self, now: float) -> None:
         """Read what moves; look at the rest now and then."""
         seen: dict[Connection, tuple[int, float, float]] = {}
-        readings: dict[Connection, TcpSample] = {}
+        samples: dict[Connection, TcpSample] = {}
         for stream in self._peers.all_streams():
             moved = stream.written + stream.got
             before, moved_at, read_at = self._seen.pop(stream, (0, now, float("-inf")))
             if moved != before or stream.backlog:
                 moved_at = now
             if now - moved_at < LINGER or now - read_at > IDLE_EVERY:
-                readings[stream] = stream.reading()
+                samples[stream] = stream.sample()
                 read_at = now
             seen[stream] = (moved, moved_at, read_at)
         for stream in self._seen:
-            self.gauges.closed(stream)
+            self.estimates.closed(stream)
         self._seen = seen
-        self._paces.read(readings, now, self._pumps.peers)
-        self.gauges.read(readings, now, self._pumps.leaving)
-        self._pace_uplink(readings, now)
+        self._path_controllers.read(samples, now, self._probe_sender.peers)
+        self.estimates.read(samples, now, self._probe_sender.leaving)
+        self._pace_uplink(samples, now)
 
-    def _pace_uplink(self, readings: Mapping[Connection, TcpSample], now: float) -> None:
+    def _pace_uplink(self, samples: Mapping[Connection, TcpSample], now: float) -> None:
         """Have chunks handed out no faster than the uplink takes them, where the plan fills it."""
         pace = self._uplink_pace
         held = self._on_pace(pace.rate)
         planned = sum(self._planned.values()) if self._planned else 0.0
-        self._on_pace(pace.read(readings, now, known=self.gauges.up.value, planned=planned, held=held))
+        self._on_pace(pace.read(samples, now, known=self.estimates.up.value, planned=planned, held=held))
 
     def _watch_streams(self, span: float, now: float) -> None:
         # A flow that is limited to a rate does not show how many connections the path needs.
-        for name in self._up.difference(self._pumps.held, self._paces.held):
-            gauge = self.gauges.paths.get(name)
-            if gauge is not None and (gauge.pressed_since is not None or gauge.sending):
-                self._policy.seen(name, len(self._peers.streams(name)), gauge, span, now)
+        for name in self._up.difference(self._probe_sender.held, self._path_controllers.held):
+            path = self.estimates.paths.get(name)
+            if path is not None and (path.pressed_since is not None or path.sending):
+                self._policy.seen(name, len(self._peers.streams(name)), path, span, now)
 
     def _tend(self) -> None:
         """Bring numbers of connections in line, and tell what has moved."""
         for name in sorted(self._up):
             self._tend_streams(name)
             if self._peers.dialled(name):
-                self.gauges.failed(name, False)
+                self.estimates.failed(name, False)
         self._expect()
-        self.gauges.turn(self._loop.time())
+        self.estimates.turn(self._loop.time())
         self._tell()
 
     def _tell(self) -> None:
-        statistics = self.gauges.statistics(down_sure=not self._config.probe or self._prober.down_sure)
+        statistics = self.estimates.statistics(down_sure=not self._config.probe or self._prober.down_sure)
         if statistics is not self._statistics:
             self._statistics = statistics
             self._on_measures(statistics)
@@ -316,7 +302,7 @@ class NetworkMonitor:
     def _expect(self) -> None:
         """A way on which connections are still lacking gives as much less than the plan has for it."""
         if self._planned is not None:
-            self.gauges.expected = {name: rate * self._share_open(name) for name, rate in self._planned.items()}
+            self.estimates.expected = {name: rate * self._share_open(name) for name, rate in self._planned.items()}
 
     def _share_open(self, name: str) -> float:
         if self._one_fills or not self._adapt:
@@ -332,8 +318,8 @@ class NetworkMonitor:
             self._prober.again(name, self._loop.time())
         if not self._adapt:
             return
-        if (gauge := self.gauges.paths.get(name)) is not None:
-            self._policy.expect(name, gauge, (self._planned or {}).get(name, 0.0))
+        if (path := self.estimates.paths.get(name)) is not None:
+            self._policy.expect(name, path, (self._planned or {}).get(name, 0.0))
         wanted = self._policy.wanted(name)
         if self._peers.dialled(name):
             self._peers.set_streams(name, max(wanted, self._wished.get(name, 1)))
@@ -347,16 +333,16 @@ class NetworkMonitor:
         while actions := self._prober.actions():
             for action in actions:
                 match action:
-                    case Tell():
+                    case SendMessage():
                         self._peers.send(action.peer, action.message)
-                    case Pump():
-                        self._pumps.start(action.peer, action.size, action.until, action.rate)
-                    case StopPump():
-                        self._pumps.stop(action.peer)
-                    case Expel():
+                    case StartPadding():
+                        self._probe_sender.start(action.peer, action.size, action.until, action.rate)
+                    case StopPadding():
+                        self._probe_sender.stop(action.peer)
+                    case Disconnect():
                         self._peers.hang_up(action.peer, action.reason)
 
     def _pumped(self, name: str, sent: int) -> None:
-        self._prober.pumped(name, sent, self._loop.time())
+        self._prober.padding_ended(name, sent, self._loop.time())
         # From within an action the loop in `_act` goes on with what this adds; after a timer it must begin.
         self._loop.call_later(0, self._act)

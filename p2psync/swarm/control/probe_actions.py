@@ -9,7 +9,7 @@ from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest, Suppr
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class SendMessage:
     """Send a message to a peer."""
 
     peer: str
@@ -17,9 +17,9 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Pump:
+class StartPadding:
     """Send junk to a peer: so many bytes, and none after `until`; rate: bytes a second at most, 0: as fast as may be.
-    Say `pumped` when it is done."""
+    Say `padding_ended` when it is done."""
 
     peer: str
     size: int
@@ -28,18 +28,18 @@ class Pump:
 
 
 @dataclass(frozen=True, slots=True)
-class StopPump:
-    """Send no more junk to a peer; say `pumped`."""
+class StopPadding:
+    """Send no more junk to a peer; say `padding_ended`."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
-class Expel:
+class Disconnect:
     """Hang up on a peer that sends junk nobody asked for."""
 
     peer: str
     reason: str
 
 
-ProbeAction: TypeAlias = Tell | Pump | StopPump | Expel
+ProbeAction: TypeAlias = SendMessage | StartPadding | StopPadding | Disconnect

@@ -6,9 +6,9 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from p2psync.swarm.control.best import NEAR
-from p2psync.swarm.control.budget import ProbeConfig
-from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.config import ProbeConfig
+from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.node_estimates import NodeEstimates
 
 #: A way that carried this part of what the plan counts on has shown that it can.
 CARRIED = 0.7
@@ -42,7 +42,7 @@ class Jobs:
     """The jobs of one node: the path to each other region, its own links (None before it has a peer), and the ways on
     which the plan counts, by parent."""
 
-    def __init__(self, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
+    def __init__(self, config: ProbeConfig, estimates: NodeEstimates, rng: random.Random) -> None:
         self.regions: dict[str, Job] = {}
         self.down: Job | None = None
         self.up: Job | None = None
@@ -52,7 +52,7 @@ class Jobs:
         self._has_plan = False
         self._began = 0.0
         self._config = config
-        self._gauges = gauges
+        self._estimates = estimates
         self._rng = rng
 
     def begin(self, now: float) -> None:
@@ -80,7 +80,7 @@ class Jobs:
     def down_ample(self) -> bool:
         """Whether clearly more came through the downlink at best than the plan has come. To find out how much more
         would cost those most who send most, and tell nobody anything."""
-        return self._has_plan and self._gauges.down.value >= AMPLE * sum(self.expected.values())
+        return self._has_plan and self._estimates.down.value >= AMPLE * sum(self.expected.values())
 
     def paths_known(self, now: float, *, sure: bool = False) -> bool:
         """Whether each path to a region was measured once, or is not to be in the next seconds. sure: and another look
@@ -94,8 +94,8 @@ class Jobs:
 
     def lacking(self, name: str) -> bool:
         """Whether a parent is far away and never sent this node about what the plan has it send."""
-        gauge = self._gauges.paths.get(name)
-        return gauge is not None and gauge.rtt > NEAR and gauge.received.value < CARRIED * self.expected[name]
+        path = self._estimates.paths.get(name)
+        return path is not None and path.rtt > NEAR and path.received.value < CARRIED * self.expected[name]
 
     def judge(self, job: Job, done: bool, now: float, best: float = 0.0, *, hidden: bool = False) -> None:
         """A probe has ended; done: it showed something. best: bytes a second that what it measures gave at best so far;

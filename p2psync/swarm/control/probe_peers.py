@@ -7,9 +7,10 @@ import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from p2psync.swarm.control.best import NEAR
-from p2psync.swarm.control.budget import ProbeConfig, Steady
-from p2psync.swarm.control.gauges import Gauges
+from p2psync.swarm.control.budget import ConvergenceDetector
+from p2psync.swarm.control.config import ProbeConfig
+from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_jobs import MORE, Job
 
 #: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
@@ -32,13 +33,15 @@ class ProbePeer:
 class ProbePeers:
     """The connected peers of one node. mates: the names of the other nodes of its region, connected or not."""
 
-    def __init__(self, node: str, region: str, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
+    def __init__(
+        self, node: str, region: str, config: ProbeConfig, estimates: NodeEstimates, rng: random.Random
+    ) -> None:
         self.region = region
         self.peers: dict[str, ProbePeer] = {}
         self.mates: list[str] = []
         self._node = node
         self._config = config
-        self._gauges = gauges
+        self._estimates = estimates
         self._rng = rng
 
     def rank(self, region: str) -> int:
@@ -74,7 +77,7 @@ class ProbePeers:
 
     def rtt(self, name: str) -> float:
         """The round trip to a peer (seconds), 0: not known."""
-        path = self._gauges.paths.get(name)
+        path = self._estimates.paths.get(name)
         return path.rtt if path is not None else 0.0
 
     def seconds(self, peers: Iterable[str]) -> float:
@@ -82,9 +85,9 @@ class ProbePeers:
         farthest = max((self.rtt(name) for name in peers), default=0.0)
         return min(self._config.longest, self._config.shortest + self._config.trips * farthest)
 
-    def steady(self, peers: Iterable[str]) -> Steady:
+    def steady(self, peers: Iterable[str]) -> ConvergenceDetector:
         """What sees whether the rate with these is steady."""
-        return Steady(max((self.rtt(name) for name in peers), default=0.0))
+        return ConvergenceDetector(max((self.rtt(name) for name in peers), default=0.0))
 
     def next_in_line(self, region: str, job: Job) -> str:
         """Another peer of a region each time; whoever has no time is passed over until the next time.
@@ -128,12 +131,12 @@ class ProbePeers:
 
     def came_from(self, names: Iterable[str]) -> float:
         """Bytes a second that came from one of these peers at best, 0: nothing did."""
-        paths = self._gauges.paths
+        paths = self._estimates.paths
         return max((paths[name].received.value for name in names if name in paths), default=0.0)
 
     def _rate_to(self, name: str) -> float:
         """Bytes a second that moved to or from a peer at best, 0: nothing did."""
-        path = self._gauges.paths.get(name)
+        path = self._estimates.paths.get(name)
         return max(path.sent.value, path.received.value) if path is not None else 0.0
 
 

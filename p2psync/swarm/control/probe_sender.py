@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2psync.protocol.messages import ProbePadding, encode_control
+from p2psync.swarm.control.config import PADDING_BYTES
 from p2psync.swarm.control.connections import Connection, Connections, Scheduler, TimerHandle
 
-#: Bytes of padding in a frame, and of the whole frame.
-PADDING_BYTES = 32 << 10
+#: Bytes of a frame of padding.
 FRAME_BYTES = len(encode_control(ProbePadding(memoryview(bytes(PADDING_BYTES)))))
 #: How often connections are filled (seconds), and up to how many bytes that wait in user space.
 TURN = 0.005
@@ -63,7 +63,7 @@ class ProbeSender:
         if not rate:
             # It is to show what the path gives, not what little went over it last.
             for stream in self._peers.streams(peer)[: self._width]:
-                stream.begin_anew()
+                stream.restart()
         if self._timer is None:
             self._timer = self._loop.call_later(0, self._turn)
 
@@ -72,7 +72,7 @@ class ProbeSender:
         flow = self._flows.pop(peer, None)
         if flow is not None:
             for stream in self._peers.streams(peer):
-                stream.hold_to(0.0)
+                stream.set_pacing_limit(0.0)
             for stream in self._peers.streams(peer)[: self._width]:
                 self._ends[stream] = stream.written
             self._ended(peer, flow.sent)
@@ -97,7 +97,7 @@ class ProbeSender:
         """Whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
-            stream.hold_to(flow.rate / len(streams))
+            stream.set_pacing_limit(flow.rate / len(streams))
             while stream.backlog < FILL and flow.left >= FRAME_BYTES:
                 stream.send_padding()
                 flow.left -= FRAME_BYTES

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Tally:
+class IntervalCounters:
     """Seconds in which more waited to be sent all the time, bytes sent in them, these of them again, and bytes that
     came through."""
 

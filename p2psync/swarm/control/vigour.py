@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.tally import Tally
+from p2psync.swarm.control.tally import IntervalCounters
 
 #: A path lacks vigour that brings less than this part of what is planned.
 LACK = 0.65
@@ -40,7 +40,7 @@ class Vigour:
         self._lacking = 0
         self._came_last = math.inf
         self._held = math.inf
-        self._tally = Tally()
+        self._tally = IntervalCounters()
 
     def planned(self, planned: float) -> None:
         """The plan has so much for this path now."""

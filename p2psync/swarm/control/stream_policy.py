@@ -14,8 +14,8 @@ import math
 from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.control.best import NEAR, Best
-from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.estimators import NEAR, WindowedMax
+from p2psync.swarm.control.path_estimates import PathEstimates
 
 #: Congestion controls that keep their rate where packets are lost now and then.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
@@ -49,7 +49,7 @@ class _Peer:
     least: int
     wanted: int
     before: tuple[int, float] | None = None
-    best: Best = field(default_factory=Best)
+    best: WindowedMax = field(default_factory=WindowedMax)
     watched: float = 0.0
     rest_until: float = 0.0
     rest: float = REST
@@ -69,14 +69,14 @@ class StreamPolicy:
         peer = self._peers.get(name)
         return peer.wanted if peer is not None else self._first
 
-    def expect(self, name: str, gauge: Gauge, rate: float) -> None:
+    def expect(self, name: str, path: PathEstimates, rate: float) -> None:
         """The plan sends so much to a peer (bytes a second)."""
-        if self._tolerant or gauge.rtt <= NEAR:
+        if self._tolerant or path.rtt <= NEAR:
             return
-        loss = min(ASSUMED, gauge.loss) if gauge.losses.known else ASSUMED
-        least = max(self._first, min(self._most, _needed(rate, gauge.rtt, loss) if rate else FAR))
+        loss = min(ASSUMED, path.loss) if path.losses.known else ASSUMED
+        least = max(self._first, min(self._most, _needed(rate, path.rtt, loss) if rate else FAR))
         peer = self._peer(name)
-        idle = gauge.pressed_since is None and peer.before is None
+        idle = path.pressed_since is None and peer.before is None
         # What was found while the whole path was free is too many for a part of it.
         many = peer.wanted > SLACK * least and (rate > 0 or peer.wanted == peer.least)
         if peer.wanted < least or (idle and many):
@@ -87,27 +87,27 @@ class StreamPolicy:
         """A peer is gone."""
         self._peers.pop(name, None)
 
-    def seen(self, name: str, streams: int, gauge: Gauge, seconds: float, now: float) -> int:
+    def seen(self, name: str, streams: int, path: PathEstimates, seconds: float, now: float) -> int:
         """What was sent to a peer in an interval of so many seconds, over so many connections; returns `wanted`."""
         peer = self._peer(name)
-        if gauge.pressed_since is None or seconds <= 0:
+        if path.pressed_since is None or seconds <= 0:
             peer.best.pause()
             return peer.wanted
         # While others are opened or closed, what flows says nothing of the number that is watched.
         if streams == peer.wanted or (peer.before is None and streams > peer.wanted):
-            peer.best.add(int(gauge.sending * seconds), seconds)
+            peer.best.add(int(path.sending * seconds), seconds)
             peer.watched += seconds
         if peer.watched >= WATCH and peer.best.value:
-            self._judge(peer, gauge, now)
+            self._judge(peer, path, now)
         return peer.wanted
 
     def _peer(self, name: str) -> _Peer:
         return self._peers.setdefault(name, _Peer(self._first, self._first))
 
-    def _judge(self, peer: _Peer, gauge: Gauge, now: float) -> None:
+    def _judge(self, peer: _Peer, path: PathEstimates, now: float) -> None:
         rate = peer.best.value
         if self._tolerant:
-            self._judge_tolerant(peer, gauge, rate, now)
+            self._judge_tolerant(peer, path, rate, now)
             return
         if peer.before is not None:
             before, old = peer.before
@@ -117,27 +117,27 @@ class StreamPolicy:
                 peer.rest_until, peer.rest = now + peer.rest, min(REST_MOST, 2 * peer.rest)
                 return
             peer.rest = REST
-        needed = max(self._first, _needed(rate, gauge.rtt, gauge.loss))
-        most = min(self._most, max(self._first, int(rate * gauge.rtt / (LEAST_WINDOW * _MSS))))
+        needed = max(self._first, _needed(rate, path.rtt, path.loss))
+        most = min(self._most, max(self._first, int(rate * path.rtt / (LEAST_WINDOW * _MSS))))
         if min(needed * SLACK, most) < peer.wanted and peer.wanted > peer.least:
             self._turn(peer, max(peer.least, min(needed, most)), None)
-        elif gauge.loss >= LOSSY and peer.wanted < most and now >= peer.rest_until:
+        elif path.loss >= LOSSY and peer.wanted < most and now >= peer.rest_until:
             self._turn(peer, min(most, GROWTH * peer.wanted), (peer.wanted, rate))
         elif peer.watched > 60:
             self._turn(peer, peer.wanted, None)
 
-    def _judge_tolerant(self, peer: _Peer, gauge: Gauge, rate: float, now: float) -> None:
+    def _judge_tolerant(self, peer: _Peer, path: PathEstimates, rate: float, now: float) -> None:
         if peer.before is not None and rate * GAIN < peer.before[1]:
             self._turn(peer, self._first, None)
             peer.rest_until, peer.rest = now + peer.rest, min(REST_MOST, 2 * peer.rest)
-        elif peer.wanted > 1 and gauge.loss >= DROWNING and now >= peer.rest_until:
+        elif peer.wanted > 1 and path.loss >= DROWNING and now >= peer.rest_until:
             self._turn(peer, 1, (peer.wanted, rate))
         elif peer.watched > WATCH:
             peer.before = None
 
     def _turn(self, peer: _Peer, wanted: int, before: tuple[int, float] | None) -> None:
         peer.wanted, peer.before = wanted, before
-        peer.best, peer.watched = Best(), 0.0
+        peer.best, peer.watched = WindowedMax(), 0.0
 
 
 def _needed(rate: float, rtt: float, loss: float) -> int:

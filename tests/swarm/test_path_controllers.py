@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.control.gauges import TcpSample
-from p2psync.swarm.control.paces import REST, Paces
-from p2psync.swarm.control.pacing import FIRST, QUEUE
+from p2psync.swarm.control.path_controller import FIRST, QUEUE
+from p2psync.swarm.control.path_controllers import REST, PathControllers
 from p2psync.swarm.control.renewal import HELD
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 PART = 125_000 * 10.0
 PLAN = NodePlan(1, ["far", "near"], [1], [TreePosition(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])
@@ -26,16 +26,16 @@ class Line:
     carries: bool = True
     rates: list[float] = field(default_factory=list)
     begun: int = 0
-    may_begin_anew: bool = True
+    can_restart: bool = True
     rests: bool = True
 
     def idle(self, seconds: float) -> bool:
         return self.rests
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self.begun += 1
 
-    def hold_to(self, rate: float) -> None:
+    def set_pacing_limit(self, rate: float) -> None:
         self.rates.append(rate)
 
 
@@ -58,13 +58,19 @@ class Node:
     def __init__(self, *more: Line, stops: bool = True) -> None:
         self.far, self.near = Line("far"), Line("near", rtt=0.001)
         lines = (self.far, self.near, *more)
-        self.paces = Paces(cast(Any, Table(*lines)), stops=stops)
+        self.paces = PathControllers(cast(Any, Table(*lines)), stops=stops)
         self.paces.planned(PLAN)
         self.now = 0.0
         self._readings = {line: TcpSample(line.peer) for line in lines}
 
     def run(
-        self, seconds: float, lost: float, pumped: tuple[str, ...] = (), *, rate: float = PART, tick: float = 0.25
+        self,
+        seconds: float,
+        lost: float,
+        probed: tuple[str, ...] = (),
+        *,
+        rate: float = PART,
+        tick: float = 0.25,
     ) -> None:
         for _ in range(round(seconds / tick)):
             self.now += tick
@@ -80,7 +86,7 @@ class Node:
                     backlog=1,
                     rtt=line.rtt,
                 )
-            self.paces.read(cast(Any, dict(self._readings)), self.now, pumped)
+            self.paces.read(cast(Any, dict(self._readings)), self.now, probed)
 
 
 @pytest.fixture
@@ -109,7 +115,7 @@ def test_a_former_child_is_no_longer_paced(node: Node) -> None:
 def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(node: Node) -> None:
     node.run(1, 0.2)
     held, count = node.far.rates[-1], len(node.far.rates)
-    node.run(1, 0.2, pumped=("far",))
+    node.run(1, 0.2, probed=("far",))
     assert len(node.far.rates) == count
     assert node.paces.held == {"far"}
     node.run(0.25, 0.0)
@@ -117,7 +123,7 @@ def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(
 
 
 def test_losses_of_a_probe_pace_no_path(node: Node) -> None:
-    node.run(2, 0.3, pumped=("far",))
+    node.run(2, 0.3, probed=("far",))
     node.run(1, 0.0)
     assert not node.far.rates
 
@@ -196,10 +202,10 @@ def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_
 def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so_as_soon_as_it_may(node: Node) -> None:
     node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5.5, 0.0)
-    node.far.may_begin_anew = False
+    node.far.can_restart = False
     node.run(2, 0.0)
     assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
-    node.far.may_begin_anew = True
+    node.far.can_restart = True
     node.run(0.25, 0.0)
     assert node.far.begun == 2
     assert node.far.rates[-1] == pytest.approx(HELD * PART)
@@ -208,15 +214,15 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
 def test_a_connection_that_could_not_restart_keeps_its_age(node: Node) -> None:
     node.paces.begin(["far"], node.now, 1 << 40)
     node.run(5, 0.0)
-    node.far.may_begin_anew = False
+    node.far.can_restart = False
     node.paces.widen("far", PART, node.now)
-    node.far.may_begin_anew = True
+    node.far.can_restart = True
     node.run(1.25, 0.0)
     assert node.far.begun == 2
 
 
 def test_who_lacks_vigour_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
-    node.far.may_begin_anew = False
+    node.far.can_restart = False
     node.run(1, 0.0, rate=0.3 * PART)
     assert node.far.begun == 0
 
@@ -253,10 +259,10 @@ def test_connections_that_carry_nothing_begin_anew_more_often_than_they_would_be
 
 def test_one_that_rests_and_would_lose_its_window_begins_anew_as_soon_as_it_may(node: Node) -> None:
     node.now = 20.0
-    node.far.may_begin_anew = False
+    node.far.can_restart = False
     node.paces.rest(node.now)
     assert node.far.begun == 0
-    node.far.may_begin_anew = True
+    node.far.can_restart = True
     node.paces.rest(node.now + 0.5)
     assert node.far.begun == 1
 

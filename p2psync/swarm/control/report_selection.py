@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
 
 from p2psync.membership.checks import MAX_PATHS
-from p2psync.swarm.control.gauge import Gauge
+from p2psync.swarm.control.path_estimates import PathEstimates
 
 #: Paths that all members together tell of, about: a hub holds them all, and each plan is made from them. And as many as
 #: a node tells of in the largest swarm: its own part of the plan, and its peers in other regions.
@@ -28,7 +28,7 @@ def most_paths(members: int) -> int:
     return max(LEAST_PATHS, min(MAX_PATHS, PATHS_IN_ALL // max(1, members)))
 
 
-class Unreached:
+class UnreachablePeers:
     """Peers that no connection could be opened to, and of which nothing else is known: the last ones are told of."""
 
     def __init__(self) -> None:
@@ -74,21 +74,21 @@ class Unreached:
 
 
 def most_useful(
-    gauges: Mapping[str, Gauge], most: int, *, planned: Collection[str], elsewhere: Collection[str]
+    estimates: Mapping[str, PathEstimates], most: int, *, planned: Collection[str], elsewhere: Collection[str]
 ) -> list[str]:
     """The `most` peers whose paths help a plan most. planned: peers of this node's part of it. elsewhere: peers in
     other regions."""
-    if len(gauges) <= most:
-        return list(gauges)
-    return heapq.nsmallest(most, gauges, key=_rank(gauges, planned, elsewhere))
+    if len(estimates) <= most:
+        return list(estimates)
+    return heapq.nsmallest(most, estimates, key=_rank(estimates, planned, elsewhere))
 
 
 def _rank(
-    gauges: Mapping[str, Gauge], planned: Collection[str], elsewhere: Collection[str]
+    estimates: Mapping[str, PathEstimates], planned: Collection[str], elsewhere: Collection[str]
 ) -> Callable[[str], tuple[bool, bool, bool, float, str]]:
     def rank(peer: str) -> tuple[bool, bool, bool, float, str]:
-        gauge = gauges[peer]
-        measured = gauge.sent.value > 0 or gauge.received.value > 0
-        return peer not in planned, not measured, peer not in elsewhere, -(gauge.used_at // SAME_TIME), peer
+        path = estimates[peer]
+        measured = path.sent.value > 0 or path.received.value > 0
+        return peer not in planned, not measured, peer not in elsewhere, -(path.used_at // SAME_TIME), peer
 
     return rank

@@ -8,10 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.connections import NEAR_RTT, Connection, Connections
-from p2psync.swarm.control.gauges import LONGEST, MBIT, TALK, TcpSample
-from p2psync.swarm.control.pacing import Pace, haste
+from p2psync.swarm.control.config import NEAR_RTT
+from p2psync.swarm.control.connections import Connection, Connections
+from p2psync.swarm.control.node_estimates import LONGEST, MBIT, TALK
+from p2psync.swarm.control.path_controller import PathController, haste
 from p2psync.swarm.control.renewal import Renewals
+from p2psync.swarm.control.tcp_sample import TcpSample
 from p2psync.swarm.control.vigour import Vigour
 
 #: Of one connection: seconds since it was read last, its reading then, and now.
@@ -20,14 +22,14 @@ _Moved: TypeAlias = tuple[float, TcpSample, TcpSample]
 IDLE, REST = 2.0, 4.0
 
 
-class Paces:
+class PathControllers:
     """The paces of one node's children. Near ones are not held: between them nothing is lost for long."""
 
     def __init__(self, peers: Connections, *, stops: bool = True) -> None:
         """stops: far connections may use a congestion control that stops them once they are ten seconds old."""
         self._peers = peers
         self.stops = stops
-        self._paces: dict[str, Pace] = {}
+        self._path_controllers: dict[str, PathController] = {}
         self._vigours: dict[str, Vigour] = {}
         self._renewals = Renewals()
         #: Bytes a second that the plan foresees for a transfer.
@@ -44,9 +46,11 @@ class Paces:
         """This is the plan now."""
         self._rate = plan.rate / MBIT
         parts = {name: rate / MBIT for name, rate in plan.limits_to().items()}
-        self._paces = {name: self._paces.get(name) or Pace(part) for name, part in parts.items()}
+        self._path_controllers = {
+            name: self._path_controllers.get(name) or PathController(part) for name, part in parts.items()
+        }
         for name, part in parts.items():
-            self._paces[name].planned(part)
+            self._path_controllers[name].planned(part)
         rates = {name: rate / MBIT for name, rate in plan.rates_to().items()}
         self._vigours = {name: self._vigours.get(name) or Vigour(rate) for name, rate in rates.items()}
         for name, rate in rates.items():
@@ -59,12 +63,12 @@ class Paces:
         out of date, so that it would stop for a fifth of a second, somewhere in the transfer, to measure it.
         """
         times = haste(nbytes / self._rate) if self._rate else 1.0
-        begun = self._paces.keys() & set(quiet)
+        begun = self._path_controllers.keys() & set(quiet)
         for name in sorted(begun):
-            self._paces[name].begin(times)
+            self._path_controllers[name].begin(times)
         self._hold((), now)
         for name in sorted(begun):
-            self._begin_anew(name, now)
+            self._restart(name, now)
 
     def rest(self, now: float) -> None:
         """Have connections that carry nothing begin anew now and then.
@@ -78,54 +82,54 @@ class Paces:
         alive = set(self._peers.all_streams())
         self._rested = {stream: at for stream, at in self._rested.items() if stream in alive}
         for stream in self._peers.all_streams():
-            if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(IDLE) and stream.may_begin_anew:
+            if now - self._rested.get(stream, -math.inf) >= REST and stream.idle(IDLE) and stream.can_restart:
                 self._rested[stream] = now
-                stream.begin_anew()
+                stream.restart()
 
     def widen(self, name: str, rate: float, now: float) -> None:
         """More goes to a peer far away than was planned: its connections look for their rates anew, up to so many bytes
         a second, since several that do so at one time fill the queue before a link that they share."""
-        pace = self._paces.setdefault(name, Pace(rate))
+        pace = self._path_controllers.setdefault(name, PathController(rate))
         pace.widen(rate)
         self._hold_one(name, pace.rate)
         self.held |= {name}
-        self._begin_anew(name, now)
+        self._restart(name, now)
 
-    def read(self, readings: Mapping[Connection, TcpSample], now: float, pumped: Collection[str]) -> None:
+    def read(self, samples: Mapping[Connection, TcpSample], now: float, probed: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
         which some is meant to be lost."""
         flows: dict[str, list[_Moved]] = {}
-        for stream, reading in readings.items():
-            before, at = self._last.get(stream, (reading, now))
-            if now > at and reading.rtt > NEAR_RTT:
-                flows.setdefault(reading.peer, []).append((now - at, before, reading))
-        for name, pace in self._paces.items():
-            _look(pace, [] if name in pumped else flows.get(name, []))
+        for stream, sample in samples.items():
+            before, at = self._last.get(stream, (sample, now))
+            if now > at and sample.rtt > NEAR_RTT:
+                flows.setdefault(sample.peer, []).append((now - at, before, sample))
+        for name, pace in self._path_controllers.items():
+            _look(pace, [] if name in probed else flows.get(name, []))
         for name, vigour in self._vigours.items():
-            if name in self._paces:
-                vigour.held(self._paces[name].rate)
-            if _look(vigour, [] if name in pumped else flows.get(name, [])):
-                self._begin_anew(name, now)
+            if name in self._path_controllers:
+                vigour.held(self._path_controllers[name].rate)
+            if _look(vigour, [] if name in probed else flows.get(name, [])):
+                self._restart(name, now)
         if self.stops:
-            self._renew({name: flows[name] for name in self._paces.keys() & flows.keys() - set(pumped)}, now)
+            self._renew({name: flows[name] for name in self._path_controllers.keys() & flows.keys() - set(probed)}, now)
         for name, moved in flows.items():
             if carrying := sum(after.sent - before.sent > TALK * seconds for seconds, before, after in moved):
                 self._carrying[name] = carrying
         alive = set(self._peers.all_streams())
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
-        self._last |= {stream: (reading, now) for stream, reading in readings.items()}
-        self._carrying = {name: count for name, count in self._carrying.items() if name in self._paces}
-        self._hold(pumped, now)
+        self._last |= {stream: (sample, now) for stream, sample in samples.items()}
+        self._carrying = {name: count for name, count in self._carrying.items() if name in self._path_controllers}
+        self._hold(probed, now)
 
-    def _begin_anew(self, name: str, now: float) -> None:
-        ready = [stream for stream in self._peers.streams(name) if stream.may_begin_anew]
+    def _restart(self, name: str, now: float) -> None:
+        ready = [stream for stream in self._peers.streams(name) if stream.can_restart]
         for stream in ready:
-            stream.begin_anew()
+            stream.restart()
         if ready:
             self._renewals.begun([name], now)
 
     def _may_begin_anew(self, name: str) -> bool:
-        return all(stream.may_begin_anew for stream in self._peers.streams(name))
+        return all(stream.can_restart for stream in self._peers.streams(name))
 
     def _renew(self, flows: Mapping[str, Sequence[_Moved]], now: float) -> None:
         """Have some of those begin anew that would be stopped before long."""
@@ -136,22 +140,22 @@ class Paces:
         }
         trips = {name: max(after.rtt for _, _, after in moved) for name, moved in pressed.items()}
         spent = max((seconds for moved in pressed.values() for seconds, _, _ in moved), default=0.0)
-        self._renewals.keep(self._paces)
+        self._renewals.keep(self._path_controllers)
         for name in self._renewals.due(came, trips, spent, now):
-            self._begin_anew(name, now)
+            self._restart(name, now)
 
-    def _hold(self, pumped: Collection[str], now: float) -> None:
-        wanted = {name: pace.rate for name, pace in self._paces.items() if pace.rate}
+    def _hold(self, probed: Collection[str], now: float) -> None:
+        wanted = {name: pace.rate for name, pace in self._path_controllers.items() if pace.rate}
         for name, rate in self._renewals.limits(now).items():
             wanted[name] = min(rate, wanted.get(name, rate))
-        for name in sorted((wanted.keys() | self.held).difference(pumped)):
+        for name in sorted((wanted.keys() | self.held).difference(probed)):
             self._hold_one(name, wanted.get(name, 0.0))
-        self.held = frozenset(wanted) | self.held.intersection(pumped)
+        self.held = frozenset(wanted) | self.held.intersection(probed)
 
     def _hold_one(self, name: str, rate: float) -> None:
         # Where one has found its rate, others are hardly used: each may have the part of those that are.
         for stream in self._peers.streams(name):
-            stream.hold_to(rate / self._carrying.get(name, 1))
+            stream.set_pacing_limit(rate / self._carrying.get(name, 1))
 
 
 def _is_pressed(flows: Sequence[_Moved]) -> bool:
@@ -160,7 +164,7 @@ def _is_pressed(flows: Sequence[_Moved]) -> bool:
     return pressed and max(seconds for seconds, _, _ in flows) <= LONGEST
 
 
-def _look(pace: Pace | Vigour, flows: Sequence[_Moved]) -> bool | None:
+def _look(pace: PathController | Vigour, flows: Sequence[_Moved]) -> bool | None:
     """Tell what the connections to one peer did since they were read last; returns the answer."""
     seconds = max((seconds for seconds, _, _ in flows), default=0.0)
     if not _is_pressed(flows):

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from p2psync.swarm.control.gauges import TcpSample
-from p2psync.swarm.control.uplink_pace import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPace
+from p2psync.swarm.control.tcp_sample import TcpSample
+from p2psync.swarm.control.uplink_pacer import BINDS, FULL_LEAST, KEPT, LEAP, SURE, UplinkPacer
 
 TICK = 0.25
 UPLINK = 1e7
@@ -28,7 +28,7 @@ class Node:
     waits: int = 0
 
     def __post_init__(self) -> None:
-        self.pace = UplinkPace()
+        self.pace = UplinkPacer()
         self.now = 0.0
         self.sent = 0
 
@@ -39,11 +39,11 @@ class Node:
             through = min(self.pace.rate or self.uplink, self.uplink) if rate is None else rate
             self.sent += int(through * TICK / 4)
             held = self.eager and bool(self.pace.rate)
-            readings = {
+            samples = {
                 peer: TcpSample(peer, delivered=self.sent, sent=self.sent, backlog=self.waits, delay=self.delay)
                 for peer in "abcd"
             }
-            self.pace.read(readings, self.now, known=self.known, planned=self.planned, held=held)
+            self.pace.read(samples, self.now, known=self.known, planned=self.planned, held=held)
         return self.pace.rate
 
 
@@ -85,7 +85,7 @@ def test_once_connections_are_full_it_is_again_what_the_uplink_gave_but_never_fa
     node = Node(known=1.1 * UPLINK, planned=UPLINK)
     node.look(4)
     node.waits = FULL_LEAST
-    assert node.look(4) == pytest.approx(KEPT * UPLINK, rel=0.02), "gauges had seen a burst"
+    assert node.look(4) == pytest.approx(KEPT * UPLINK, rel=0.02), "estimates had seen a burst"
     assert node.look(8, rate=0.2 * UPLINK) == pytest.approx(KEPT * SURE * node.known, rel=0.02)
 
 

@@ -33,10 +33,11 @@ from p2psync.protocol.messages import (
     SuppressProbes,
     UplinkRate,
 )
-from p2psync.swarm.control.best import NEAR, Best
-from p2psync.swarm.control.budget import Budget, ProbeConfig, Steady
-from p2psync.swarm.control.gauges import Gauges
-from p2psync.swarm.control.probe_actions import Expel, ProbeAction, Pump, StopPump, Tell
+from p2psync.swarm.control.budget import ConvergenceDetector, ProbeBudget
+from p2psync.swarm.control.config import ProbeConfig
+from p2psync.swarm.control.estimators import NEAR, WindowedMax
+from p2psync.swarm.control.node_estimates import NodeEstimates
+from p2psync.swarm.control.probe_actions import Disconnect, ProbeAction, SendMessage, StartPadding, StopPadding
 from p2psync.swarm.control.probe_jobs import Job, Jobs
 from p2psync.swarm.control.probe_peers import ProbePeer, ProbePeers
 
@@ -52,7 +53,7 @@ FULL = 1.05
 #: Those who can send so many times what came show that it was the downlink that bound.
 BOUND = 1.25
 #: Seconds for which nobody probes because a version is about to come; as long again whoever says so is not listened to.
-HUSHED = 5.0
+SUPPRESSED_SECONDS = 5.0
 #: A probe has shown its rate when it was steady, or after this part of its time, or this part of the most bytes.
 _ENOUGH, _MUCH = 0.8, 0.5
 #: A pump was seen if what is known of the uplink is this part of its rate, over so many seconds if it was shorter.
@@ -71,7 +72,7 @@ class _Asking:
     token: int
     peers: set[str]
     until: float
-    steady: Steady
+    steady: ConvergenceDetector
     refused: bool = False
     got: int = 0
     enough_at: float = 0.0
@@ -91,7 +92,7 @@ class _Sending:
     job: Job | None
     token: int
     until: float
-    steady: Steady
+    steady: ConvergenceDetector
     offered: set[str] = field(default_factory=set)
     granted: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -107,24 +108,26 @@ class _Sending:
 class Prober:
     """The probing of one node."""
 
-    def __init__(self, node: str, region: str, config: ProbeConfig, gauges: Gauges, rng: random.Random) -> None:
+    def __init__(
+        self, node: str, region: str, config: ProbeConfig, estimates: NodeEstimates, rng: random.Random
+    ) -> None:
         self._node = node
         self._config = config
-        self._gauges = gauges
+        self._estimates = estimates
         self._rng = rng
-        self._around = ProbePeers(node, region, config, gauges, rng)
+        self._around = ProbePeers(node, region, config, estimates, rng)
         self._peers = self._around.peers
-        self._jobs = Jobs(config, gauges, rng)
+        self._jobs = Jobs(config, estimates, rng)
         self._asking: _Asking | None = None
         self._sending: _Sending | None = None
         #: Offers that wait until there is time, by peer: their token, and until when.
         self._held: dict[str, tuple[int, float]] = {}
-        self._up_budget = Budget(config)
-        self._down_budget = Budget(config)
+        self._up_budget = ProbeBudget(config)
+        self._down_budget = ProbeBudget(config)
         self._flowing = False
         #: To whom the plan has this node send, and until when it is quiet because a version is about to come.
         self._children: frozenset[str] = frozenset()
-        self._hushed_until = -_NEVER
+        self._suppressed_until = -_NEVER
         self._uplink_told = 0.0
         self._actions: list[ProbeAction] = []
 
@@ -152,12 +155,12 @@ class Prober:
         self._jobs.planned(expected, now)
         self._children = frozenset(children)
 
-    def hush(self, now: float, seconds: float = HUSHED) -> None:
+    def suppress(self, now: float, seconds: float = SUPPRESSED_SECONDS) -> None:
         """A version is about to come: for so long nobody below probes, nor this node."""
-        seconds = min(seconds, HUSHED)
-        if now < self._hushed_until + HUSHED:
+        seconds = min(seconds, SUPPRESSED_SECONDS)
+        if now < self._suppressed_until + SUPPRESSED_SECONDS:
             return
-        self._hushed_until = now + seconds
+        self._suppressed_until = now + seconds
         for name in sorted(self._children & self._peers.keys()):
             self._tell(name, SuppressProbes(seconds))
         self._give_way(now)
@@ -196,7 +199,7 @@ class Prober:
             case ProbeRequest():
                 self._on_probe(name, peer, message, now)
             case ProbePadding():
-                self._on_junk(name, peer, len(message.data))
+                self._on_padding(name, peer, len(message.data))
             case ProbeInvite():
                 self._on_offer(name, message.token, now)
             case ProbeEnd():
@@ -205,11 +208,11 @@ class Prober:
                 peer.uplink = message.rate
             case SuppressProbes():
                 if name in self._jobs.expected:
-                    self.hush(now, message.seconds)
+                    self.suppress(now, message.seconds)
             case _:
                 pass
 
-    def pumped(self, name: str, sent: int, now: float) -> None:
+    def padding_ended(self, name: str, sent: int, now: float) -> None:
         """A pump has ended, for whatever reason, after so many bytes."""
         sending = self._sending
         if sending is not None and name in sending.granted:
@@ -218,7 +221,7 @@ class Prober:
 
     def poll(self, flowing: bool, now: float) -> None:
         """Do what is due. flowing: whether chunks flow, or did a moment ago."""
-        self._flowing = flowing or now < self._hushed_until
+        self._flowing = flowing or now < self._suppressed_until
         if self._flowing:
             self._give_way(now)
             return
@@ -272,7 +275,7 @@ class Prober:
 
     def _ask(self, job: Job, peers: list[str], now: float, rate: float = 0.0) -> None:
         """rate: bytes a second that are to come at most, 0: as fast as may be."""
-        left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
+        left = self._left(self._down_budget, self._estimates.down, self._jobs.down, now)
         if job is self._jobs.down:
             left = int(left * self._config.own)
         size = min(self._config.most, left // max(1, len(peers)))
@@ -317,7 +320,7 @@ class Prober:
                 job.shown.add(job.asked)
             # What came at best: from a region, where a job measures one, or at all.
             if job is self._jobs.down:
-                best = self._gauges.down.value
+                best = self._estimates.down.value
                 job.bound = self._around.wide(asking.fan) > BOUND * best
                 self._jobs.judge(job, came, now, best, hidden=self._around.narrow(asking.fan, best))
                 return
@@ -332,11 +335,11 @@ class Prober:
             if not asking.peers or asking.refused:
                 self._end_asking(asking, now)
 
-    def _on_junk(self, name: str, peer: ProbePeer, size: int) -> None:
+    def _on_padding(self, name: str, peer: ProbePeer, size: int) -> None:
         peer.owed -= size
         self._down_budget.spend(size)
         if peer.owed < 0:
-            self._actions.append(Expel(name, "it sends junk that nobody asked it for"))
+            self._actions.append(Disconnect(name, "it sends junk that nobody asked it for"))
         if self._asking is not None and name in self._asking.peers:
             self._asking.got += size
 
@@ -349,7 +352,7 @@ class Prober:
             del self._held[name]
 
     def _on_offer(self, name: str, token: int, now: float) -> None:
-        left = self._left(self._down_budget, self._gauges.down, self._jobs.down, now)
+        left = self._left(self._down_budget, self._estimates.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
         far = self._around.region_of(name) != self._around.region
         # Whoever waits with an offer serves nobody: one whose ways are not known yet may have to ask just that one.
@@ -397,25 +400,25 @@ class Prober:
         if not mine:
             self._up_budget.spend(size)
         if not sending.offered:
-            self._pump(sending, now)
+            self._start_padding(sending, now)
 
-    def _pump(self, sending: _Sending, now: float) -> None:
+    def _start_padding(self, sending: _Sending, now: float) -> None:
         """All have answered, or had time to."""
         sending.pumping = True
         sending.pumped_at = now
         sending.offered.clear()
         sending.until = now + sending.seconds
-        sending.enough_at, sending.before = now + _ENOUGH * sending.seconds, self._gauges.delivered
+        sending.enough_at, sending.before = now + _ENOUGH * sending.seconds, self._estimates.delivered
         sending.steady = self._around.steady(sending.granted)
         for name, size in sorted(sending.granted.items()):
-            self._actions.append(Pump(name, size, sending.until, sending.rate or self._most_to(name, sending)))
+            self._actions.append(StartPadding(name, size, sending.until, sending.rate or self._most_to(name, sending)))
 
     def _most_to(self, name: str, sending: _Sending) -> float:
         """Bytes a second for one of several ways over which the own uplink is looked at; 0: as fast as may be.
 
         What a way is sent beyond what it gives is lost behind the uplink, where it takes the room of the others.
         """
-        path = self._gauges.paths.get(name)
+        path = self._estimates.paths.get(name)
         if not sending.pool or len(sending.granted) == 1 or path is None or path.rtt <= NEAR:
             return 0.0
         return FULL * path.sent.value
@@ -423,7 +426,7 @@ class Prober:
     def _stop(self, sending: _Sending, name: str, now: float) -> None:
         """A peer wants no more."""
         if sending.pumping:
-            self._actions.append(StopPump(name))
+            self._actions.append(StopPadding(name))
             return
         self._sent(name, 0, now)
 
@@ -436,7 +439,7 @@ class Prober:
         if mine and self._sending is not None:
             left = self._sending.pool
         else:
-            left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now) - self._reserve(now)
+            left = self._left(self._up_budget, self._estimates.up, self._jobs.up, now) - self._reserve(now)
             if peer.region == self._around.region:
                 left = int(left * self._config.own)
         size = min(wished, left, self._config.most)
@@ -482,16 +485,16 @@ class Prober:
         if sending.pumping and now < sending.enough_at and sending.sent < _MUCH * self._config.most:
             self._jobs.put_off(sending.job, now, self._config.tired)
             return
-        self._jobs.judge(sending.job, sending.pumping and self._was_seen(sending, now), now, self._gauges.up.value)
+        self._jobs.judge(sending.job, sending.pumping and self._was_seen(sending, now), now, self._estimates.up.value)
 
     def _was_seen(self, sending: _Sending, now: float) -> bool:
         """Whether a pump showed in what is known of the uplink: it may be too short for that over a fast one."""
         rate = sending.sent / max(SHORT, now - sending.pumped_at)
-        return not self._gauges.up.value or self._gauges.up.value >= SEEN * rate
+        return not self._estimates.up.value or self._estimates.up.value >= SEEN * rate
 
     def _tell_uplink(self) -> None:
         """To all peers, once this node's uplink is known, and when it clearly is another."""
-        known, told = self._gauges.up.value, self._uplink_told
+        known, told = self._estimates.up.value, self._uplink_told
         if self._jobs.up is None or not self._jobs.up.done or (told and told / _OTHER < known < told * _OTHER):
             return
         self._uplink_told = known
@@ -505,19 +508,19 @@ class Prober:
             # Who has not answered by now will not.
             self._call_off(sending, now)
             return
-        steady = sending.job is not None and sending.steady.reached(self._gauges.delivered, now)
+        steady = sending.job is not None and sending.steady.reached(self._estimates.delivered, now)
         if steady:
             sending.enough_at = now
-        spent = sending.pool and self._gauges.delivered - sending.before >= sending.pool
+        spent = sending.pool and self._estimates.delivered - sending.before >= sending.pool
         if steady or spent or now >= sending.until + GRACE:
-            self._actions += [StopPump(name) for name in sorted(sending.granted)]
+            self._actions += [StopPadding(name) for name in sorted(sending.granted)]
 
     def _offer_due(self, now: float) -> None:
         job = self._jobs.up
         if job is None or job.due > now or not self._jobs.paths_known(now):
             return
         peers = self._around.fan(job, self._config.up_fan)
-        left = self._left(self._up_budget, self._gauges.up, self._jobs.up, now)
+        left = self._left(self._up_budget, self._estimates.up, self._jobs.up, now)
         pool = max(int(self._config.own * left), min(left, self._reserve(now)))
         if not peers or pool < self._config.least:
             self._jobs.put_off(job, now, self._config.tired)
@@ -547,11 +550,11 @@ class Prober:
             if job is not None:
                 self._jobs.put_off(job, now, self._config.pause)
             if self._sending.pumping:
-                self._actions += [StopPump(name) for name in sorted(self._sending.granted)]
+                self._actions += [StopPadding(name) for name in sorted(self._sending.granted)]
             else:
                 self._call_off(self._sending, now)
 
-    def _left(self, budget: Budget, best: Best, job: Job | None, now: float) -> int:
+    def _left(self, budget: ProbeBudget, best: WindowedMax, job: Job | None, now: float) -> int:
         return budget.left(best.value, now, known=job is not None and job.done)
 
     def _plan_regions(self, now: float) -> None:
@@ -564,4 +567,4 @@ class Prober:
             jobs[region] = self._jobs.new(now + self._around.rank(region) * self._config.rank_wait)
 
     def _tell(self, name: str, message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes) -> None:
-        self._actions.append(Tell(name, message))
+        self._actions.append(SendMessage(name, message))

@@ -1,12 +1,12 @@
 """How fast a node hands out in all, where the plan nearly fills its uplink. Pure.
 
-Theory of operation. What an uplink gives is known from measuring it (`Gauges.up`), and a plan that counts on most of it
-keeps it busy all the time: then chunks are handed out as fast as it sends them, and no faster, so that they wait here,
-where they can be called off, and not in the queue before the link, where they push each other out. What is known may be
-too low. So where chunks have been held up here for a while, and all that was let out came through, the rate rises: much
-if not even the least delayed connection is delayed, else a little. Once all that connections take stands in them, the
-uplink is full, and the rate is again what it was seen to give. It never falls below that, so that queues which others
-fill hold nobody up.
+Theory of operation. What an uplink gives is known from measuring it (`NodeEstimates.up`), and a plan that counts on
+most of it keeps it busy all the time: then chunks are handed out as fast as it sends them, and no faster, so that they
+wait here, where they can be called off, and not in the queue before the link, where they push each other out. What is
+known may be too low. So where chunks have been held up here for a while, and all that was let out came through, the
+rate rises: much if not even the least delayed connection is delayed, else a little. Once all that connections take
+stands in them, the uplink is full, and the rate is again what it was seen to give. It never falls below that, so that
+queues which others fill hold nobody up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from p2psync.swarm.control.gauges import LONGEST, TALK, TcpSample
+from p2psync.swarm.control.node_estimates import LONGEST, TALK
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 #: An uplink of which the plan takes so much is what holds its node up.
 BINDS = 0.6
@@ -33,7 +34,7 @@ FULL_SECONDS, FULL_LEAST = 0.06, 256 << 10
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-class UplinkPace:
+class UplinkPacer:
     """The pace of one node. rate: bytes a second that it may hand out, 0: any number."""
 
     def __init__(self) -> None:
@@ -44,9 +45,7 @@ class UplinkPace:
         self._read_at = 0.0
         self._was_full = False
 
-    def read(
-        self, readings: Mapping[_Key, TcpSample], now: float, *, known: float, planned: float, held: bool
-    ) -> float:
+    def read(self, samples: Mapping[_Key, TcpSample], now: float, *, known: float, planned: float, held: bool) -> float:
         """The counters of all connections that do anything; now: seconds. Returns the rate.
 
         known: bytes a second that the uplink is known to give, 0: it is not. planned: what the plan has this node send.
@@ -54,18 +53,18 @@ class UplinkPace:
         """
         seconds, self._read_at = now - self._read_at, now
         before = self._last
-        self._last = dict(readings.items())
+        self._last = dict(samples.items())
         if not known or planned < BINDS * known:
             self._seen.clear()
             self.rate = 0.0
             return self.rate
-        flows = [(before[key], reading) for key, reading in readings.items() if key in before]
+        flows = [(before[key], sample) for key, sample in samples.items() if key in before]
         delivered = sum(max(0, after.delivered - old.delivered) for old, after in flows)
         if not 0 < seconds <= LONGEST or delivered < TALK * seconds:
             self._seen.clear()
             self.rate = KEPT * self._base(known)
             return self.rate
-        full = self._is_full(readings.values())
+        full = self._is_full(samples.values())
         given = self._span(seconds, delivered, pressed=held or full)
         if given > self._given or (given and full and self._was_full):
             self._given = given
@@ -81,8 +80,8 @@ class UplinkPace:
     def _base(self, known: float) -> float:
         return max(self._given or known, SURE * known)
 
-    def _is_full(self, readings: Iterable[TcpSample]) -> bool:
-        return sum(reading.backlog for reading in readings) > max(FULL_LEAST, FULL_SECONDS * self.rate)
+    def _is_full(self, samples: Iterable[TcpSample]) -> bool:
+        return sum(sample.backlog for sample in samples) > max(FULL_LEAST, FULL_SECONDS * self.rate)
 
     def _span(self, seconds: float, delivered: int, *, pressed: bool) -> float:
         """Bytes a second over the last `SPAN`, in all of which more waited than left; 0 if it did not."""

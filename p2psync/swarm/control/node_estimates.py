@@ -24,9 +24,10 @@ from typing import TypeVar
 
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.control.best import LASTING, Best, Run, lasting
-from p2psync.swarm.control.gauge import Course, Gauge
-from p2psync.swarm.control.told_paths import Unreached, most_useful
+from p2psync.swarm.control.estimators import LASTING, DeliveryRateSampler, WindowedMax, lasting
+from p2psync.swarm.control.path_estimates import Course, PathEstimates
+from p2psync.swarm.control.report_selection import UnreachablePeers, most_useful
+from p2psync.swarm.control.tcp_sample import TcpSample
 
 #: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
 SHORTEST, LONGEST = 0.05, 1.0
@@ -43,29 +44,6 @@ LIMITED = 0.85
 #: Mbit/s of a byte a second.
 MBIT = 8e-6
 _Key = TypeVar("_Key", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class TcpSample:
-    """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
-
-    delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
-    round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full. dried: how often so
-    far nothing waited any more. limit: bytes a second that it may send, 0: any number. delay: by how much longer than
-    the least round trips are now (seconds).
-    """
-
-    peer: str
-    delivered: int = 0
-    received: int = 0
-    sent: int = 0
-    resent: int = 0
-    backlog: int = 0
-    rtt: float = 0.0
-    held: float = 0.0
-    dried: int = 0
-    limit: float = 0.0
-    delay: float = 0.0
 
 
 @dataclass(slots=True)
@@ -89,11 +67,11 @@ class _Flow:
         return max(self.sent - self.resent, self.resent)
 
 
-class Gauges:
-    """The gauges of one node."""
+class NodeEstimates:
+    """The estimates of one node."""
 
     def __init__(self) -> None:
-        self.paths: dict[str, Gauge] = {}
+        self.paths: dict[str, PathEstimates] = {}
         #: What the plan expects of the ways to peers, together with other nodes' (bytes a second). None: no plan.
         self.expected: Mapping[str, float] | None = None
         #: The region of each peer that is in another one than this node.
@@ -101,22 +79,22 @@ class Gauges:
         #: Peers of this node's part of the plan, and how many paths the hub is told of: see `told_paths`.
         self.planned: frozenset[str] = frozenset()
         self.most_told = MAX_PATHS
-        self.unreached = Unreached()
-        self.up = Best()
-        self.down = Best()
+        self.unreached = UnreachablePeers()
+        self.up = WindowedMax()
+        self.down = WindowedMax()
         #: Whether a path has fallen since `statistics` was asked.
         self.fell = False
         #: Bytes that were delivered and received in all intervals so far.
         self.delivered = 0
         self.received = 0
-        self._moved = Run()
+        self._moved = DeliveryRateSampler()
         self._course = Course()
         self._last: dict[Hashable, TcpSample] = {}
         self._read_at: dict[Hashable, float] = {}
         self._junk: Collection[str] = ()
         self._told = NodeStatistics()
 
-    def read(self, readings: Mapping[_Key, TcpSample], now: float, junk: Collection[str] = ()) -> None:
+    def read(self, samples: Mapping[_Key, TcpSample], now: float, junk: Collection[str] = ()) -> None:
         """The counters of all connections that do anything, by whatever names connections; now: seconds.
 
         junk: peers to whom junk is sent. It may be one of several that probe their downlink together, so that little
@@ -125,16 +103,16 @@ class Gauges:
         self._junk = junk
         flows: dict[str, _Flow] = {}
         span = 0.0
-        for key, reading in readings.items():
-            self._learn_rtt(reading)
+        for key, sample in samples.items():
+            self._learn_rtt(sample)
             before, since = self._last.get(key), now - self._read_at.get(key, now)
             if before is not None and since < SHORTEST:
                 continue
-            self._last[key], self._read_at[key] = reading, now
-            if before is None or since > LONGEST or before.peer != reading.peer:
+            self._last[key], self._read_at[key] = sample, now
+            if before is None or since > LONGEST or before.peer != sample.peer:
                 continue
             span = max(span, since)
-            _count(flows.setdefault(reading.peer, _Flow()), before, reading, since)
+            _count(flows.setdefault(sample.peer, _Flow()), before, sample, since)
         if span:
             self._take(flows, span, now)
 
@@ -161,7 +139,7 @@ class Gauges:
         elif failed:
             self.unreached.add(peer)
         elif self.unreached.discard(peer):
-            self.paths[peer] = Gauge()
+            self.paths[peer] = PathEstimates()
 
     def statistics(self, *, down_sure: bool = True) -> NodeStatistics:
         """What the hub is to know, to three digits; of paths the `most_told` most useful ones. The same object as last
@@ -187,12 +165,12 @@ class Gauges:
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _learn_rtt(self, reading: TcpSample) -> None:
-        gauge = self.paths.get(reading.peer)
-        if gauge is None:
-            gauge = self.paths[reading.peer] = Gauge(failed=self.unreached.discard(reading.peer))
-        if reading.rtt > 0:
-            gauge.rtt = min(gauge.rtt or reading.rtt, reading.rtt)
+    def _learn_rtt(self, sample: TcpSample) -> None:
+        path = self.paths.get(sample.peer)
+        if path is None:
+            path = self.paths[sample.peer] = PathEstimates(failed=self.unreached.discard(sample.peer))
+        if sample.rtt > 0:
+            path.rtt = min(path.rtt or sample.rtt, sample.rtt)
 
     def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
         delivered = sum(flow.delivered for flow in flows.values())
@@ -217,8 +195,8 @@ class Gauges:
         # A fast link may empty all that waits before two looks have seen it wait.
         busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
         self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy), left) or 0.0)
-        for peer, gauge in self.paths.items():
-            _take_received(gauge.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
+        for peer, path in self.paths.items():
+            _take_received(path.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
         senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]
         _take_received(self.down, received, span, self._longest_lasting(senders))
 
@@ -232,30 +210,30 @@ class Gauges:
         total = sum(flow.delivered for flow in flows.values()) / span
         crowded = len(pressed) > 1 and total >= CROWDED * self.up.value
         fair = FAIR * total / max(1, len(pressed))
-        for peer, gauge in self.paths.items():
+        for peer, path in self.paths.items():
             flow = flows.get(peer)
-            gauge.sending = flow.delivered / span if flow is not None else 0.0
+            path.sending = flow.delivered / span if flow is not None else 0.0
             if flow is not None and max(flow.delivered, flow.received) >= TALK * span:
-                gauge.used_at = now
-            if (peer in pressed or gauge.sending >= TALK) and gauge.course.begins(now):
-                gauge.sent.excuse()
+                path.used_at = now
+            if (peer in pressed or path.sending >= TALK) and path.course.begins(now):
+                path.sent.excuse()
             if flow is not None:
-                self._take_loss(gauge, flow, now)
+                self._take_loss(path, flow, now)
             if peer not in pressed:
-                gauge.pressed_since = None
+                path.pressed_since = None
                 if flow is not None and flow.touched:
-                    gauge.sent.lull(flow.delivered, span, self._lasting(peer), flow.left)
+                    path.sent.lull(flow.delivered, span, self._lasting(peer), flow.left)
                 else:
-                    gauge.sent.pause()
+                    path.sent.pause()
                 continue
-            if gauge.pressed_since is None:
-                gauge.pressed_since = now
+            if path.pressed_since is None:
+                path.pressed_since = now
             flow = pressed[peer]
-            free = gauge.has_found_its_rate(now) and not flow.limited
-            conclusive = free and peer not in self._junk and not (crowded and gauge.sending >= fair)
+            free = path.has_found_its_rate(now) and not flow.limited
+            conclusive = free and peer not in self._junk and not (crowded and path.sending >= fair)
             sure = self._lasting(peer)
-            rate = gauge.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
-            gauge.rise()
+            rate = path.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
+            path.rise()
             if rate is not None:
                 # Together with far peers nothing is a rate for longer than a near one's takes.
                 self.up.gave(rate)
@@ -283,10 +261,10 @@ class Gauges:
         regions = {self.regions.get(peer) for peer in peers}
         return len(regions) == 1 and None not in regions
 
-    def _take_loss(self, gauge: Gauge, flow: _Flow, now: float) -> None:
-        since = gauge.pressed_since
-        if since is not None and now - since >= gauge.ramp:
-            gauge.losses.add(flow.sent, flow.resent)
+    def _take_loss(self, path: PathEstimates, flow: _Flow, now: float) -> None:
+        since = path.pressed_since
+        if since is not None and now - since >= path.ramp:
+            path.losses.add(flow.sent, flow.resent)
 
 
 def _count(flow: _Flow, before: TcpSample, after: TcpSample, since: float) -> None:
@@ -296,12 +274,12 @@ def _count(flow: _Flow, before: TcpSample, after: TcpSample, since: float) -> No
     flow.resent += max(0, after.resent - before.resent)
     flow.connections += 1
     if after.held - before.held < since / 2:
-        flow.pressed += bool(before.backlog and after.backlog and before.dried == after.dried)
+        flow.pressed += bool(before.backlog and after.backlog and before.app_limited == after.app_limited)
         flow.touched += bool(before.backlog or after.backlog)
         flow.limited |= 0 < LIMITED * after.limit < (after.delivered - before.delivered) / since
 
 
-def _take_received(best: Best, received: int, span: float, lasting: float) -> None:
+def _take_received(best: WindowedMax, received: int, span: float, lasting: float) -> None:
     """Talk is no transfer, but a hole in the sequence that stops one for a while does not end it."""
     if received >= TALK * span:
         best.add(received, span, lasting=lasting, conclusive=False)
@@ -309,15 +287,15 @@ def _take_received(best: Best, received: int, span: float, lasting: float) -> No
         best.lull(received, span, lasting)
 
 
-def _path(peer: str, gauge: Gauge) -> PathStatistics:
+def _path(peer: str, path: PathEstimates) -> PathStatistics:
     return PathStatistics(
         peer,
-        rtt=_three_digits(gauge.rtt),
-        sent=_three_digits(gauge.sent.value * MBIT),
-        received=_three_digits(gauge.received.value * MBIT),
-        loss=_three_digits(gauge.loss),
-        failed=gauge.failed,
-        degraded_to=_three_digits(gauge.degraded_to),
+        rtt=_three_digits(path.rtt),
+        sent=_three_digits(path.sent.value * MBIT),
+        received=_three_digits(path.received.value * MBIT),
+        loss=_three_digits(path.loss),
+        failed=path.failed,
+        degraded_to=_three_digits(path.degraded_to),
     )
 
 

@@ -29,7 +29,7 @@ def lasting(rtt: float) -> float:
     return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * rtt))
 
 
-class Run:
+class DeliveryRateSampler:
     """Successive intervals: how much had moved when, from their beginning, and how much had left to be moved."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Run:
         return min(rates, default=None)
 
 
-class Best:
+class WindowedMax:
     """The highest rate that lasted (bytes a second), and whether it still holds."""
 
     def __init__(self) -> None:
-        self._run = Run()
+        self._run = DeliveryRateSampler()
         self._quiet = 0.0
         self._parts: deque[list[float]] = deque(maxlen=PARTS)
         self._recent: deque[tuple[float, float]] = deque()
@@ -119,7 +119,7 @@ class Best:
 
     def pause(self) -> None:
         """Nothing pressed in this interval: what comes next does not follow what came before."""
-        self._run = Run()
+        self._run = DeliveryRateSampler()
 
     def lull(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> None:
         """An interval that is no measure itself: what comes next follows what came before only if it comes soon."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.tally import Tally
+from p2psync.swarm.control.tally import IntervalCounters
 
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.
@@ -42,7 +42,7 @@ def haste(seconds: float) -> float:
     return seconds / (seconds - QUEUE) if seconds > QUEUE else math.inf
 
 
-class Pace:
+class PathController:
     """What one peer may be sent a second."""
 
     def __init__(self, part: float) -> None:
@@ -55,7 +55,7 @@ class Pace:
         self._cuts = 0
         self._alone = 0
         self._early = False
-        self._tally = Tally()
+        self._tally = IntervalCounters()
 
     def planned(self, part: float) -> None:
         """The plan has so much for this path now. What it takes back shows in losses, if anybody else sends it."""

@@ -22,10 +22,10 @@ class Line:
     written: int = 0
     left: int = 0
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         self.begun += 1
 
-    def hold_to(self, rate: float) -> None:
+    def set_pacing_limit(self, rate: float) -> None:
         pass
 
 

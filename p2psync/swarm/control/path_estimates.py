@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from p2psync.swarm.control.best import LEAST_LEFT, Best
+from p2psync.swarm.control.estimators import LEAST_LEFT, WindowedMax
 
 #: One that fell and gives so many times what was left has changed again.
 RISEN = 2.0
@@ -18,7 +18,7 @@ LULL = 1.0
 
 
 @dataclass(slots=True)
-class Loss:
+class LossEstimator:
     """Bytes that were sent, and those of them that were sent again; older ones count less."""
 
     sent: float = 0.0
@@ -56,7 +56,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class Gauge:
+class PathEstimates:
     """What is known of the way to one peer. rtt: seconds; rates: bytes a second. pressed_since: None while not pressed.
 
     course: since when something flows to it. used_at: when chunks or probes last came or went.
@@ -66,9 +66,9 @@ class Gauge:
     """
 
     rtt: float = 0.0
-    sent: Best = field(default_factory=Best)
-    received: Best = field(default_factory=Best)
-    losses: Loss = field(default_factory=Loss)
+    sent: WindowedMax = field(default_factory=WindowedMax)
+    received: WindowedMax = field(default_factory=WindowedMax)
+    losses: LossEstimator = field(default_factory=LossEstimator)
     pressed_since: float | None = None
     sending: float = 0.0
     course: Course = field(default_factory=Course)
