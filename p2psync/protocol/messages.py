@@ -46,6 +46,8 @@ _Chunks = Annotated[
     msgspec.Meta(max_length=MAX_REQUEST_CHUNKS),
 ]
 
+_Tags = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(max_length=MAX_REQUEST_CHUNKS)]
+
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
     """The first message on a connection. node: 32 hex digits. instance: new with each start of the node's daemon."""
@@ -65,10 +67,16 @@ class Bitfield(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Have(msgspec.Struct, frozen=True, array_like=True):
-    """Chunks that the sender got since its last Bitfield or Have of this manifest."""
+    """Chunks that the sender got since its last Bitfield or Have of this manifest.
+
+    tags: of each, the plan's tree that it came down (see `swarm.exchange.trees`): the sender pushes it to its children
+    there; empty: none came down a tree. backlog: seconds for which the sender's uplink is busy with queued chunks.
+    """
 
     manifest: bytes
     chunks: _Chunks
+    tags: _Tags = []
+    backlog: float = 0.0
 
 
 class DontHave(msgspec.Struct, frozen=True, array_like=True):
@@ -208,7 +216,7 @@ class RequestStreams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One chunk's bytes, not yet verified. tag: the plan's tree that it travels along (see `swarm.trees`); 0: none."""
+    """One chunk's bytes, not yet verified. tag: of the plan's tree (see `swarm.trees`); 0: none."""
 
     manifest: bytes
     index: int
@@ -316,6 +324,8 @@ def _check(message: Control) -> None:
         return
     if len(message.manifest) != SHORT_ID_BYTES:
         raise FormatError("a manifest's short id is 8 bytes")
+    if isinstance(message, Have) and (len(message.tags) not in (0, len(message.chunks)) or not message.backlog >= 0):
+        raise FormatError("a Have with tags or a backlog out of bounds")
     if isinstance(message, Bitfield) and len(message.bitmap) > MAX_CHUNKS // 8:
         raise FormatError("a bitmap of more chunks than a manifest may have")
 

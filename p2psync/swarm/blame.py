@@ -8,8 +8,9 @@ nothing, and an honest sole source is back before anybody gives up on it.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from p2psync.protocol.messages import BadChunk
-from p2psync.swarm.actions import SwarmConfig
 
 #: Peers that are remembered; of more, the one that was wrong longest ago is forgotten.
 MAX_BLAMED_PEERS = 1024
@@ -19,10 +20,26 @@ MAX_BLAMED = 4
 LONGER = 10.0
 
 
+class BanConfig(Protocol):
+    """See `SwarmConfig`."""
+
+    @property
+    def ban(self) -> float:
+        """Seconds."""
+
+    @property
+    def first_ban(self) -> float:
+        """Seconds."""
+
+    @property
+    def recheck_after(self) -> float:
+        """Seconds."""
+
+
 class Blame:
     """The accounts of one node."""
 
-    def __init__(self, config: SwarmConfig) -> None:
+    def __init__(self, config: BanConfig) -> None:
         self._config = config
         # Of each peer: how often it was wrong lately, and when last; the chunks that it is to be told.
         self._wrong: dict[str, tuple[int, float]] = {}

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from p2psync.cli.main import main
 from p2psync.protocol.keys import private_text, public_text
 
-KEY = Ed25519PrivateKey.generate()
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 PUBLIC = public_text(KEY.public_key().public_bytes_raw())
 PRIVATE = private_text(KEY).strip()
 

@@ -19,6 +19,8 @@ from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.core import Swarm
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.simulated_payload import SimulatedPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
@@ -171,11 +173,16 @@ class VirtualConnections:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """The settings of every node. streams: connections to each peer; 0: as measurements say."""
+    """The settings of every node. swarm: those of the chunk exchange, and which one it is. streams: connections to each
+    peer; 0: as measurements say."""
 
-    swarm: SwarmConfig = field(default_factory=SwarmConfig)
+    swarm: SwarmConfig | ExchangeConfig = field(default_factory=SwarmConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     streams: int = 0
+
+
+def _exchange(config: SwarmConfig | ExchangeConfig, rng: random.Random, name: str) -> Swarm | Exchange:
+    return Exchange(config, rng, name) if isinstance(config, ExchangeConfig) else Swarm(config, rng, name)
 
 
 class VirtualNode:
@@ -193,7 +200,7 @@ class VirtualNode:
         rng = random.Random(seed)
         self.info, self.name, self.index = info, info.node, index
         self._clock, self._listener = clock, listener
-        self.swarm = Swarm(settings.swarm, rng, info.node)
+        self.swarm = _exchange(settings.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.connections = VirtualConnections(self, clock, listener)
         self.monitor = NetworkMonitor(

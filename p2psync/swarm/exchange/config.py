@@ -1,0 +1,101 @@
+"""Settings of the chunk exchange. Bytes and seconds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExchangeConfig:
+    """Settings of one node's exchange; each line says what a larger value does.
+
+    Requests.
+    window_least, window_most: bounds of the bytes that may be owed by a peer before another chunk is requested of it.
+    More hides longer round trips, and leaves more in queues from which chunks must be taken back.
+    horizon: seconds of a peer's rate that are requested ahead, in addition to its round trip.
+    prior_rate: bytes/s that a peer is expected to send before anything came from it.
+    rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
+    later.
+    look_every: seconds between looks at the queues of peers.
+    short_wait: queues that are shorter (seconds), or than two round trips, are left alone.
+    margin: the old wait for a chunk must be so many times as long as the new one for it to be taken from a queue.
+    keeps_plan: a parent whose rate is above this part of the planned one keeps its queue, unless a node of this region,
+    or another parent, would be faster: paths between regions share links.
+    cross: and so many times more where the chunk would cross into the region again.
+    idle_backlog: a peer that says to have queued less (seconds) may be asked for chunks that another peer owes.
+    others_after: seconds after which a node requests chunks that another node of its region was to fetch.
+    request_timeout: a requested chunk is given up so long after the time at which the peer's rate would have brought
+    it; the time doubles with every timeout up to `backoff_most` times.
+    push_first, push_least, push_most: the retransmission timeout of pushed chunks before any came, and its bounds.
+
+    Uploads.
+    flush_limit: bytes handed to one peer's connections ahead of the kernel, or two chunks, or one for each connection
+    up to `flush_most`. More cannot be called off.
+    push_room: bytes that may wait for a child of the publisher before its trees take no more. More keeps trees of
+    several children busy, and lets slow children take more than they can send on.
+    unasked: bytes of a manifest pushed to a peer that runs its base and has not subscribed to it yet.
+    queued_most: chunks that one peer may have queued here; more are rejected.
+
+    Publisher.
+    window_first: bytes of a manifest that may be under way as a whole, so that a small one need not wait.
+    stalled_after: a tree whose first hops had no room for so long does not hold the others back.
+    ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
+    expected_for: first hops that have not subscribed yet keep their share for so long.
+    tell_after: a publisher that sent nothing, and heard of no delivery, for so long tells everybody what it holds.
+    again_after, again_times: a chunk that nobody holds so long after it was sent, and so many times the usual time, is
+    sent down another tree.
+
+    Messages.
+    have_delay: how long a Have of chunks that were requested may wait for company; have_delay_pushed: of chunks that
+    were pushed; have_per_peer: and at least so long for each peer, so that Haves do not cost more the more peers there
+    are.
+
+    Trust.
+    surplus_most: a peer that sent so many more useless bytes than useful ones is banned.
+    ban: seconds for which a peer is shut out; first_ban: for its first wrong chunk, see `blame`.
+    recheck_after: how often one peer can make this node verify a chunk that it holds.
+    rest_first, rest_most: pauses before a chunk that the store lost twice and more is fetched again.
+    """
+
+    window_least: int = 256 << 10
+    window_most: int = 16 << 20
+    horizon: float = 0.5
+    prior_rate: float = 500_000.0
+    rate_window: float = 1.0
+    look_every: float = 0.05
+    short_wait: float = 0.3
+    margin: float = 2.0
+    keeps_plan: float = 0.3
+    cross: float = 4.0
+    idle_backlog: float = 0.1
+    others_after: float = 1.5
+    request_timeout: float = 8.0
+    backoff_most: float = 8.0
+    push_first: float = 1.5
+    push_least: float = 1.0
+    push_most: float = 30.0
+
+    flush_limit: int = 128 << 10
+    flush_most: int = 4 << 20
+    push_room: int = 128 << 10
+    unasked: int = 1 << 20
+    queued_most: int = 4096
+
+    window_first: int = 4 << 20
+    stalled_after: float = 0.5
+    ahead: float = 0.2
+    expected_for: float = 0.5
+    tell_after: float = 1.0
+    again_after: float = 2.0
+    again_times: float = 4.0
+
+    have_delay: float = 0.01
+    have_delay_pushed: float = 0.1
+    have_per_peer: float = 0.005
+
+    surplus_most: int = 32 << 20
+    ban: float = 600.0
+    first_ban: float = 2.0
+    recheck_after: float = 5.0
+    rest_first: float = 0.25
+    rest_most: float = 60.0

@@ -1,0 +1,507 @@
+"""The chunk exchange of one node. Sans-I/O.
+
+The shell tells of peers (`peer_up`, `peer_down`), of messages (`receive`), of bytes that left (`flushed`), of the plan
+(`follow`) and of time (`poll`, no later than `next_wake`); after each it drains `actions` and carries them out. Time is
+in seconds of any monotonic clock; randomness comes from the generator given at the start: the same inputs give the same
+actions.
+
+The publisher sends chunks down the plan's trees (`publisher_sender`), parents forward them (`forwarding`), and chunks
+that do not come so, or all of them where there is no plan, are requested (`request_scheduler`). All leave by the queues
+of the `upload_scheduler`. This module holds what they share: which manifests are exchanged, which peers hold what, and
+what happens with a chunk that comes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import numpy as np
+
+from p2psync.protocol.manifest import Manifest
+from p2psync.protocol.messages import (
+    NO_VERSION,
+    SHORT_ID_BYTES,
+    AcceptNext,
+    BadChunk,
+    Bitfield,
+    Cancel,
+    Chunk,
+    DontHave,
+    Have,
+    ManifestGossip,
+    Message,
+    Ping,
+    Pong,
+    Reject,
+    Request,
+    Subscribe,
+)
+from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.actions import Action, Ban, Complete, Recheck, Save, Vet
+from p2psync.swarm.blame import MAX_BLAMED
+from p2psync.swarm.downlink import Downlink
+from p2psync.swarm.early import EarlyChunks
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.download import Download
+from p2psync.swarm.exchange.forwarding import Forwarding
+from p2psync.swarm.exchange.gossip import ManifestGossiper
+from p2psync.swarm.exchange.have_batch import HaveBatch
+from p2psync.swarm.exchange.peer import Peer
+from p2psync.swarm.exchange.publisher_sender import PublisherSender
+from p2psync.swarm.exchange.request_scheduler import RequestScheduler
+from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.transfer import Transfer
+from p2psync.swarm.exchange.trust import Trust
+from p2psync.swarm.exchange.upload import Upload
+from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
+from p2psync.swarm.transfer import Bits, pack_bitmap, unpack_bitmap
+
+
+class Exchange:
+    """The chunk exchange of one node."""
+
+    def __init__(self, config: ExchangeConfig, rng: random.Random, name: str = "") -> None:
+        """name: under which this node's peers know it."""
+        self._config = config
+        self._state = SwarmState(config, rng, name)
+        self._transfers, self._peers = self._state.transfers, self._state.peers
+        self._uploads = UploadScheduler(self._state)
+        self._haves = HaveBatch(self._state, self._uploads)
+        self._forwarding = Forwarding(self._state, self._uploads, self._haves)
+        self._publisher = PublisherSender(self._state, self._uploads, self._forwarding)
+        self._requests = RequestScheduler(self._state)
+        self._gossip = ManifestGossiper(self._state)
+        self._trust = Trust(config)
+        self._downlink = Downlink()
+        self._pending = EarlyChunks()
+        self._accepts = b""
+        self.received_bytes = 0
+        self.wasted_bytes = 0
+        #: Of useful chunks that parents pushed.
+        self.pushed_bytes = 0
+
+    # ---- transfers -------------------------------------------------------------------------------------------------
+
+    def begin(self, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, now: float) -> None:
+        """Exchanges a manifest's chunks: announces `held`, fetches those `wanted` and not held (flags per chunk).
+
+        Beginning a known manifest again widens what is wanted, and takes the store's word on what is held. Emits
+        `Complete` at once if nothing is missing.
+        """
+        short = id[:SHORT_ID_BYTES]
+        known = self._transfers.get(short)
+        if known is not None:
+            for index in np.flatnonzero(known.held & ~held):
+                self.lost(id, int(index), now)
+            known.widen(held, wanted)
+            self._begun(short, known, now)
+            return
+        transfer = Transfer.begin(id, manifest, held, wanted, self._state.rng)
+        self._transfers[short] = transfer
+        for peer in self._peers.values():
+            pending = peer.pending.pop(short)
+            if pending is not None:
+                self._set_holds(peer, short, unpack_bitmap(bytes(pending), manifest.chunks), now)
+        if manifest.base is None or manifest.version == manifest.base + 1:
+            for peer in self._peers.values():
+                if peer.upload.accepts == manifest.base_digest:
+                    peer.upload.may_subscribe(short)
+        if self._accepts == NO_VERSION and not transfer.complete:
+            self.running(b"")  # the path to the newest version is chosen now
+        self._publisher.begin(transfer, short, now)
+        for name in self._peers:
+            self._forwarding.announce_all(name, transfer, short)
+        self._begun(short, transfer, now)
+        for name, chunk in self._pending.pop(short):
+            self._on_known_chunk(name, chunk, now)
+
+    def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
+        if transfer.complete:
+            self._state.actions.append(Complete(transfer.id))
+        elif bool((transfer.needed | transfer.held).all()):
+            self._subscribe(short, transfer, self._state.trees.parents, now)
+        self._requests.fill_all(now)
+
+    def _subscribe(self, short: bytes, transfer: Transfer, names: Iterable[str], now: float) -> None:
+        """Has a manifest's chunks pushed here by these parents, as far as they are connected."""
+        connected = [name for name in sorted(names) if name in self._peers]
+        for name in connected:
+            self._state.send(name, Subscribe(short, True))
+        if connected and not transfer.pushed:
+            transfer.pushed = True
+            # Pushes are waited for from now on, since whenever peers hold chunks.
+            transfer.heard[transfer.heard < now] = now
+            self._requests.rest(now)
+
+    def publish(self, id: bytes, signed: bytes) -> None:
+        """A version of this node's own is about to begin: its manifest goes ahead of its chunks."""
+        self._gossip.publish(id, signed)
+
+    def vetted(self, vet: Vet, *, taken: bool) -> None:
+        """A manifest from a peer has a trusted signature. taken: it is new, and passed on."""
+        self._gossip.vetted(vet, taken=taken)
+
+    def forged(self, vet: Vet, now: float) -> None:
+        """A manifest from a peer has no trusted signature."""
+        self._gossip.forged(vet)
+        self._ban(vet.peer, "it offered a manifest that nobody trusted has signed", now)
+
+    def end(self, id: bytes) -> None:
+        """Neither fetches nor offers this manifest any longer."""
+        short = id[:SHORT_ID_BYTES]
+        transfer = self._transfers.get(short)
+        self._haves.forget(short)
+        self._publisher.end(short)
+        if transfer is None:
+            return
+        self._requests.stop(transfer)
+        del self._transfers[short]
+        for peer in self._peers.values():
+            peer.upload.forget(short)
+            theirs = peer.holds.pop(short, None)
+            if theirs is not None:
+                peer.pending.put(short, pack_bitmap(theirs))
+            self._state.send(peer.name, DontHave(short))
+
+    def forgo(self, id: bytes) -> None:
+        """Fetches no more of this manifest; what is held of it is still offered."""
+        short = id[:SHORT_ID_BYTES]
+        transfer = self._transfers.get(short)
+        if transfer is None:
+            return
+        self._requests.stop(transfer)
+        if transfer.pushed:
+            transfer.pushed = False
+            for name in sorted(self._state.trees.parents & self._peers.keys()):
+                self._state.send(name, Subscribe(short, False))
+        transfer.stop_fetch()
+
+    def lost(self, id: bytes, index: int, now: float) -> None:
+        """The store does not hold a chunk after all (the disk was full, or damaged): it is fetched again, and peers are
+        told to wait for none.
+
+        A chunk that is lost again and again is fetched after growing pauses: a disk that keeps nothing must not keep
+        the network busy for ever.
+        """
+        short, config = id[:SHORT_ID_BYTES], self._config
+        transfer = self._transfers.get(short)
+        if transfer is None or not transfer.held[index]:
+            return
+        losses = transfer.losses.get(index, 0)
+        pause = min(config.rest_most, config.rest_first * 2.0 ** min(losses + 1, 30)) if losses else 0.0
+        transfer.lose(index, now + pause)
+        for peer in self._peers.values():
+            self._state.send(peer.name, Reject(short, [index]))
+            peer.upload.requested.pop((short, index), None)
+            peer.upload.take_back(short, [index])
+        transfer.reopen(now)
+        self._requests.rest(now + pause)
+        self._requests.fill_all(now)
+
+    # ---- plan ------------------------------------------------------------------------------------------------------
+
+    def running(self, digest: bytes) -> None:
+        """The version of this digest is live here: parents push the next delta from it unasked. `NO_VERSION`: none is,
+        and they push the next anchor, until something is fetched here; empty: they push nothing unasked."""
+        self._accepts = digest
+        self._tell_accepts(self._state.trees.parents)
+
+    def _tell_accepts(self, names: Iterable[str]) -> None:
+        for name in sorted(names):
+            if name in self._peers:
+                self._state.send(name, AcceptNext(self._accepts))
+
+    def follow(self, plan: NodePlan, now: float) -> None:
+        """Makes this the plan."""
+        before = self._state.trees.parents
+        self._state.trees.follow(plan)
+        added = self._state.trees.parents - before
+        self._tell_accepts(added)
+        for short, transfer in self._transfers.items():
+            if transfer.pushed and not transfer.complete:
+                self._subscribe(short, transfer, added, now)
+        self._publisher.send(now)
+
+    def pace(self, rate: float) -> bool:
+        """Hands out so many bytes/s from now on, 0: as many as connections take. Returns whether anything had to wait
+        since the last call."""
+        bucket = self._uploads.bucket
+        bucket.limit(rate)
+        limited, bucket.held = bucket.held, False
+        return limited
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    @property
+    def fetch_rate(self) -> float:
+        """See `Downlink.rate`."""
+        return self._downlink.rate
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of chunks handed out."""
+        return self._uploads.sent_bytes
+
+    @property
+    def others_fetch(self) -> bool:
+        """See `SwarmState.others_fetch`."""
+        return self._state.others_fetch
+
+    def progress(self, id: bytes) -> tuple[int, int]:
+        """Returns (held, all) chunks of a manifest; (0, 0) if it is unknown."""
+        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
+        return (int(transfer.held.sum()), transfer.chunks) if transfer else (0, 0)
+
+    def needs(self, short: bytes, index: int) -> bool:
+        """Returns whether a chunk (manifest: short id) is wanted and not held."""
+        transfer = self._transfers.get(short)
+        return transfer is not None and 0 <= index < transfer.chunks and bool(transfer.needed[index])
+
+    # ---- peers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def peers(self) -> Iterable[Peer]:
+        """Those connected now."""
+        return self._peers.values()
+
+    def banned(self, name: str, now: float) -> bool:
+        """Returns whether a peer is shut out."""
+        return self._trust.is_banned(name, now)
+
+    def banned_until(self, name: str) -> float:
+        """Returns when a peer may come back; before all time if it is not shut out."""
+        return self._trust.banned_until(name)
+
+    def peer_up(self, name: str, near: bool, now: float, *, source: bool = False) -> bool:
+        """A peer is connected; returns False if it is banned and must be hung up on. source: it publishes.
+
+        To be called again for a connected peer when one more connection to it is greeted, or one of several is lost:
+        messages may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than
+        this node. What is held and wanted is told again, and nothing else changes. If the peer was started anew, call
+        `peer_down` first.
+        """
+        if self._trust.is_banned(name, now):
+            return False
+        surplus = self._trust.admit(name)
+        if name not in self._peers:
+            peer = Peer(name, near, source, Download(self._config), Upload(self._config.unasked), surplus=surplus)
+            self._peers[name] = peer
+        for wrong in self._trust.blame.to_tell(name):
+            self._state.send(name, wrong)
+        is_parent = name in self._state.trees.parents
+        if self._accepts and is_parent:
+            self._tell_accepts([name])
+        for short, transfer in self._transfers.items():
+            self._forwarding.announce_all(name, transfer, short)
+            if transfer.pushed and not transfer.complete and is_parent:
+                self._subscribe(short, transfer, [name], now)
+        return True
+
+    def peer_down(self, name: str, now: float) -> None:
+        """A peer is gone: no peer owes what it owed."""
+        peer = self._peers.pop(name, None)
+        if peer is None:
+            return
+        self._trust.leaves(peer, now)
+        for short, theirs in peer.holds.items():
+            self._transfers[short].rarity -= theirs
+        self._publisher.peer_down(name, now)
+        self._gossip.peer_down(name)
+        self._requests.peer_down(peer, now)
+
+    def connections(self, name: str, count: int) -> None:
+        """A peer has so many connections now."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.upload.connections = count
+
+    def flushed(self, name: str, size: int, now: float) -> None:
+        """`size` bytes of chunks handed out for this peer have left: its connections have room again."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            peer.upload.flushing = max(0, peer.upload.flushing - size)
+            self._uploads.serve(peer, now)
+            self._publisher.send(now)
+
+    # ---- time ------------------------------------------------------------------------------------------------------
+
+    def poll(self, now: float) -> None:
+        """Does what time has made due."""
+        self._haves.poll(now)
+        self._requests.poll(now)
+        self._publisher.poll(now)
+        self._uploads.poll(now)
+
+    def next_wake(self) -> float:
+        """Returns when `poll` must be called next at the latest, if nothing else happens; infinite: never."""
+        parts = self._haves, self._requests, self._publisher, self._uploads
+        return min(part.next_wake for part in parts)
+
+    def actions(self) -> list[Action]:
+        """Returns what is to be done now, in order, and empties the list."""
+        done, self._state.actions = self._state.actions, []
+        return done
+
+    # ---- messages --------------------------------------------------------------------------------------------------
+
+    def receive(self, name: str, message: Message, now: float) -> None:
+        """A message came from a connected peer; messages of others are ignored."""
+        peer = self._peers.get(name)
+        if peer is None:
+            return
+        match message:
+            case Chunk():
+                self._on_chunk(peer, message, now)
+            case Have():
+                self._on_have(peer, message, now)
+            case Bitfield():
+                self._on_bitfield(peer, message, now)
+            case DontHave():
+                self._on_dont_have(peer, message.manifest, now)
+            case Request():
+                self._uploads.requested(peer, message, now)
+            case Cancel():
+                peer.upload.cancel(message.manifest, message.chunks)
+            case Reject():
+                self._on_reject(peer, message, now)
+            case Subscribe():
+                self._on_subscribe(peer, message, now)
+            case AcceptNext():
+                peer.upload.accepts = message.digest
+            case ManifestGossip():
+                self._gossip.came(name, message)
+            case BadChunk():
+                self._on_bad_chunk(peer, message, now)
+            case Ping():
+                self._state.send(name, Pong(message.token))
+            case _:
+                pass
+
+    def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
+        size = len(chunk.data)
+        self.received_bytes += size
+        if not any(transfer.provider for transfer in self._transfers.values()):
+            self._downlink.begin(now)
+        self._downlink.arrived(size, now)
+        if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._state.trees.parents:
+            # Its manifest is on its way; until then it counts as useless, so that no peer can send such for ever.
+            self._sent_useless(peer, size, now)
+            self._pending.put(peer.name, chunk)
+        else:
+            self._on_known_chunk(peer.name, chunk, now)
+
+    def _on_known_chunk(self, name: str, chunk: Chunk, now: float) -> None:
+        peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
+        if peer is None:
+            return
+        if transfer is None or not self.needs(chunk.manifest, chunk.index):
+            self._on_useless_chunk(peer, transfer, chunk, now)
+        elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
+            self._gain(peer, transfer, chunk, now)
+        else:
+            self.wasted_bytes += len(chunk.data)
+            seconds = self._trust.blame.wrong_chunk(name, chunk.manifest, chunk.index, now)
+            self._ban(name, f"chunk {chunk.index} did not have the hash that the manifest signs", now, seconds)
+
+    def _on_useless_chunk(self, peer: Peer, transfer: Transfer | None, chunk: Chunk, now: float) -> None:
+        """A chunk came that was cancelled too late, came from another peer before, or was never asked for."""
+        size, credit = len(chunk.data), peer.download.credit
+        self.wasted_bytes += size
+        if transfer is not None:
+            self._requests.release(peer, transfer, chunk.index)
+        peer.download.credit = max(0, credit - size)
+        self._sent_useless(peer, max(0, size - credit), now)
+
+    def _sent_useless(self, peer: Peer, size: int, now: float) -> None:
+        if self._trust.sent_useless(peer, size):
+            self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
+
+    def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
+        short, size = chunk.manifest, len(chunk.data)
+        peer.surplus = max(0, peer.surplus - size)
+        if self._requests.arrived(peer, transfer, chunk, now):
+            self.pushed_bytes += size
+        self._state.actions.append(Save(transfer.id, chunk.index, chunk.data))
+        self._forwarding.forward(transfer, short, chunk.index, chunk.tag, now)
+        self._haves.add(short, transfer, chunk.index, now)
+        if transfer.complete:
+            self._state.actions.append(Complete(transfer.id))
+            self._haves.announce()
+        self._requests.filled(peer, transfer, now)
+
+    def _on_bitfield(self, peer: Peer, message: Bitfield, now: float) -> None:
+        transfer = self._transfers.get(message.manifest)
+        if transfer is None:
+            peer.pending.put(message.manifest, message.bitmap)
+            return
+        self._set_holds(peer, message.manifest, unpack_bitmap(message.bitmap, transfer.chunks), now)
+        self._requests.announced(peer, transfer, [], [], now)
+
+    def _set_holds(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:
+        transfer, before = self._transfers[short], peer.holds.get(short)
+        if before is not None:
+            transfer.rarity -= before
+        peer.holds[short] = flags
+        transfer.rarity += flags
+        transfer.heard[flags] = np.minimum(transfer.heard[flags], now)
+        self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
+
+    def _on_have(self, peer: Peer, have: Have, now: float) -> None:
+        peer.download.has_backlog(have.backlog, now)
+        transfer = self._transfers.get(have.manifest)
+        if transfer is None:
+            peer.pending.add(have.manifest, have.chunks)
+            return
+        theirs = peer.holds.get(have.manifest)
+        if theirs is None:
+            theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
+        new = transfer.learn(theirs, have.chunks, now)
+        self._publisher.held_by_peer(have.manifest, new, now)
+        self._requests.announced(peer, transfer, have.chunks, have.tags, now)
+
+    def _on_dont_have(self, peer: Peer, short: bytes, now: float) -> None:
+        peer.pending.pop(short)
+        peer.upload.subscribe(short, False)
+        theirs = peer.holds.pop(short, None)
+        transfer = self._transfers.get(short)
+        if theirs is None or transfer is None:
+            return
+        transfer.rarity -= theirs
+        for index in [index for index, name in transfer.provider.items() if name == peer.name]:
+            self._requests.release(peer, transfer, index)
+        self._requests.fill_all(now)
+
+    def _on_reject(self, peer: Peer, reject: Reject, now: float) -> None:
+        transfer = self._transfers.get(reject.manifest)
+        theirs = peer.holds.get(reject.manifest)
+        if transfer is None or theirs is None:
+            return
+        for index in reject.chunks:
+            if index < transfer.chunks:
+                self._requests.release(peer, transfer, index)
+                if theirs[index]:
+                    theirs[index] = False
+                    transfer.rarity[index] -= 1
+        self._requests.fill_all(now)
+
+    def _on_subscribe(self, peer: Peer, message: Subscribe, now: float) -> None:
+        peer.upload.subscribe(message.manifest, message.wanted)
+        transfer = self._transfers.get(message.manifest)
+        if transfer is not None and message.wanted:
+            self._forwarding.subscribed(peer.name, transfer, message.manifest, now)
+            self._publisher.subscribed(message.manifest, now)
+
+    def _on_bad_chunk(self, peer: Peer, message: BadChunk, now: float) -> None:
+        """A peer accuses this node; it may lie, so that the store alone is believed."""
+        transfer = self._transfers.get(message.manifest)
+        if transfer is None or not message.chunks or not self._trust.blame.may_recheck(peer.name, now):
+            return
+        for index in message.chunks[:MAX_BLAMED]:
+            if index < transfer.chunks and transfer.held[index]:
+                self._state.actions.append(Recheck(transfer.id, index))
+
+    def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
+        until = self._trust.ban(name, now, self._config.ban if seconds is None else seconds)
+        self.peer_down(name, now)
+        self._state.actions.append(Ban(name, reason, until))

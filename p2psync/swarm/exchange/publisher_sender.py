@@ -1,0 +1,287 @@
+"""The publisher's sender: which chunk goes down which tree of the plan, and when.
+
+The node that publishes gives each chunk to one tree: of those whose first hops have room, to the one that is furthest
+behind its share. A tree may be ahead of its share by a fifth, so that a fast first hop does not take what the links
+behind it cannot carry; a tree whose first hops have had no room for a while does not hold the others back. The chunks
+under way are limited by an in-flight window (`flight`): the rate at which they reach all receivers, times the time that
+this takes.
+
+While it sends, the publisher does not say what it holds: all would request it, and its uplink would carry chunks twice.
+It hears who holds what it sent. A chunk that no peer holds after a while, or whose first hop is gone, goes down another
+tree. Once all chunks are sent and held by some peer, or nothing moves, the publisher tells everybody what it holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.forwarding import Forwarding
+from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.transfer import Transfer
+from p2psync.swarm.exchange.trees import tag_of
+from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
+from p2psync.swarm.flight import Flight
+from p2psync.swarm.transfer import Bits
+
+_NEVER = float("inf")
+BYTES_PER_MBIT = 125_000
+
+
+@dataclass(slots=True)
+class Publication:
+    """How far the publisher is with one manifest. Seconds.
+
+    waiting: chunks to send, in order; chunks: how many there are in all. began: when sending began. sent_at: when a
+    chunk was last sent; heard_at: when a peer last said to hold one. window: the chunks under way. revision, sent: the
+    plan, and how many chunks went down each of its trees; planned_at: since when. room_at: when the first hops of each
+    tree last had room. unheard: chunks that were sent and that no peer says to hold, with their tree and the time.
+    usual: smoothed time until a peer holds a chunk.
+    """
+
+    waiting: deque[int]
+    chunks: int
+    began: float
+    sent_at: float
+    window: Flight
+    heard_at: float = -_NEVER
+    revision: int = 0
+    planned_at: float = 0.0
+    sent: list[int] = field(default_factory=list)
+    room_at: list[float] = field(default_factory=list)
+    unheard: dict[int, tuple[int, float]] = field(default_factory=dict)
+    usual: float = 0.0
+
+    def follow(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
+        """Counts shares from here if this is another plan. first_hops: of each tree."""
+        trees = len(plan.shares)
+        # A hub that was started anew may give the same revision to another plan.
+        if (self.revision, len(self.sent)) != (plan.revision, trees):
+            self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
+            self.planned_at = now
+            rates = [place.rate * BYTES_PER_MBIT / chunk_bytes for place in plan.positions]
+            self.window.planned(rates, [tuple(hops) for hops in first_hops])
+
+    def next_tree(
+        self, roomy: list[int], expected: list[int], shares: list[int], config: ExchangeConfig, now: float
+    ) -> int | None:
+        """Returns the tree for the next chunk, of those whose first hops have room; None: wait.
+
+        expected: trees that take no chunk yet, and keep their share.
+        """
+        roomy = [tree for tree in roomy if not self.window.full(tree)]
+        for tree in roomy:
+            self.room_at[tree] = now
+        moving = [t for t, at in enumerate(self.room_at) if now - at < config.stalled_after and t not in expected]
+        late = self.window.too_late([*moving, *expected], len(self.waiting))
+        roomy, moving = ([tree for tree in trees if tree not in late] for trees in (roomy, moving))
+        fair = [tree for tree in roomy if self._is_fair(tree, [*moving, *expected], moving, shares, config.ahead, now)]
+        if expected:
+            fair = [tree for tree in fair if not self.window.has_its_part(tree, self.chunks)]
+
+        def order(tree: int) -> tuple[float, float, int]:
+            return round(self.window.load(tree), 1), (self.sent[tree] + 0.5) / shares[tree], tree
+
+        return min(fair, key=order, default=None)
+
+    def _is_fair(
+        self, tree: int, sharing: list[int], moving: list[int], shares: list[int], ahead: float, now: float
+    ) -> bool:
+        """Returns whether a tree is behind its share, or behind what the plan has it carry by now."""
+        if self.sent[tree] < self.window.planned_in(tree, now - self.planned_at):
+            return True
+        total = sum(self.sent[other] for other in moving) + 1
+        most = (1 + ahead) * total * shares[tree] / sum(shares[other] for other in sharing) if sharing else 0.0
+        return self.sent[tree] < most + 1
+
+    def held_by_peer(self, chunks: Iterable[int], now: float) -> None:
+        """A peer says to hold chunks that were sent."""
+        self.heard_at = now
+        for index in chunks:
+            sent = self.unheard.pop(index, None)
+            if sent is not None:
+                self.usual += (now - sent[1] - self.usual) / 8
+
+
+class PublisherSender:
+    """The publications of one node. `poll` is due at `next_wake`."""
+
+    def __init__(self, state: SwarmState, uploads: UploadScheduler, forwarding: Forwarding) -> None:
+        self._state, self._uploads, self._forwarding = state, uploads, forwarding
+        self._publications: dict[bytes, Publication] = {}
+        self.next_wake = _NEVER
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+
+    def begin(self, transfer: Transfer, short: bytes, now: float) -> None:
+        """Sends what is held of a manifest down the trees, if they begin here.
+
+        Co-publishers hold different chunks, which go down the same trees.
+        """
+        held = np.flatnonzero(transfer.held).tolist()
+        if self._state.trees.is_publisher and held:
+            transfer.silent = True
+            self._publications[short] = Publication(deque(held), len(held), now, now, self._window(transfer))
+            self.next_wake = min(self.next_wake, now + self._state.config.tell_after)
+            self.send(now)
+
+    def end(self, short: bytes) -> None:
+        """The manifest is exchanged no longer."""
+        self._publications.pop(short, None)
+
+    def held_by_peer(self, short: bytes, chunks: Iterable[int], now: float) -> None:
+        """A peer says to hold these chunks, which it did not before."""
+        publication = self._publications.get(short)
+        if publication is not None:
+            # A peer that claims chunks which were not sent yet must not keep the publisher silent.
+            sent = [index for index in chunks if index in self._state.transfers[short].tags]
+            if sent:
+                publication.held_by_peer(sent, now)
+            self._tell_if_over(short, publication, now)
+
+    def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
+        """A peer says to hold these chunks (flags)."""
+        if short in self._publications:
+            self.held_by_peer(short, np.flatnonzero(flags).tolist(), now)
+
+    def subscribed(self, short: bytes, now: float) -> None:
+        """A peer subscribed to a manifest."""
+        if short in self._publications:
+            self.next_wake = min(self.next_wake, now)
+        self.send(now)
+
+    def peer_down(self, name: str, now: float) -> None:
+        """A first hop is gone: chunks that it alone may have go down another tree."""
+        for short, publication in self._publications.items():
+            trees = {tree for tree, hops in enumerate(self._state.trees.children) if name in hops}
+            lost = [index for index, (tree, _) in publication.unheard.items() if tree in trees]
+            self._send_again(short, publication, lost)
+        self.send(now)
+
+    def poll(self, now: float) -> None:
+        """Does what is due."""
+        if now < self.next_wake:
+            return
+        for short, publication in list(self._publications.items()):
+            self._send_again(short, publication, self._overdue(short, publication, now))
+            self._tell_if_over(short, publication, now)
+        self.send(now)
+        config, wakes = self._state.config, [_NEVER]
+        for short, publication in self._publications.items():
+            if self._state.transfers[short].silent:
+                wakes.append(max(publication.sent_at, publication.heard_at) + config.tell_after)
+            wakes += [at + self._again_after(publication) for _, at in publication.unheard.values()]
+            if publication.waiting and self._takers(short):
+                wakes.append(now + config.look_every)
+        self.next_wake = max(now + 0.01, min(wakes))
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def send(self, now: float) -> None:
+        """Sends the chunks that there is room for, manifest by manifest."""
+        plan = self._state.trees.plan
+        for short, publication in self._publications.items():
+            if plan is not None and publication.waiting:
+                self._send(short, publication, plan, now)
+
+    def _send(self, short: bytes, publication: Publication, plan: NodePlan, now: float) -> None:
+        state, config, transfer = self._state, self._state.config, self._state.transfers[short]
+        publication.follow(plan, state.trees.children, transfer.typical, now)
+        if publication.window.is_due(now):
+            publication.window.look(self._held(short, transfer), now)
+        if publication.window.is_full:
+            return
+        takers = self._takers(short)
+        hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
+        expected: list[int] = []
+        if now - publication.began < config.expected_for:
+            expected = [t for t, names in enumerate(state.trees.children) if not hops[t] and self._connected(names)]
+            self.next_wake = min(self.next_wake, publication.began + config.expected_for)
+        while publication.waiting:
+            index = publication.waiting[0]
+            trees = [tree for tree in hops if hops[tree]]
+            # A chunk that is sent again goes another way, if there is one.
+            others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
+            roomy = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
+            tree = publication.next_tree(roomy, expected, plan.shares, config, now)
+            if tree is None:
+                return
+            publication.waiting.popleft()
+            transfer.tags[index] = tag_of(plan.revision, tree)
+            publication.sent[tree] += 1
+            publication.sent_at = now
+            publication.window.add(index, tree, now)
+            given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
+            if any(given):
+                publication.unheard[index] = (tree, now)
+                self.next_wake = min(self.next_wake, now + self._again_after(publication))
+            # A first hop that has not subscribed yet takes no more than a little.
+            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.takes(short)}
+
+    def _window(self, transfer: Transfer) -> Flight:
+        """Returns the in-flight window of a manifest: a small one may be under way as a whole."""
+        least = self._state.config.window_first
+        peers = self._state.peers.values()
+        # First hops that are near may have far ones behind them.
+        near = bool(peers) and all(peer.near for peer in peers)
+        first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
+        return Flight(first, near=near, news=self._state.config.have_delay_pushed)
+
+    def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
+        """Returns what each receiver of a manifest holds, by name. Nodes further down the trees subscribe long before
+        any chunk can be there."""
+        none = np.zeros(transfer.chunks, np.bool_)
+        hops = self._takers(short)
+        peers = self._state.peers.values()
+        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in hops}
+
+    def _has_room(self, hops: set[str], transfer: Transfer) -> bool:
+        return all(self._uploads.has_room(self._state.peers[name], transfer) for name in hops)
+
+    def _connected(self, names: list[str]) -> bool:
+        return any(name in self._state.peers for name in names)
+
+    def _takers(self, short: bytes) -> set[str]:
+        peers = self._state.peers
+        return {name for name in self._state.trees.all_children if name in peers and peers[name].upload.takes(short)}
+
+    def _again_after(self, publication: Publication) -> float:
+        config = self._state.config
+        return max(config.again_after, config.again_times * publication.usual)
+
+    def _overdue(self, short: bytes, publication: Publication, now: float) -> list[int]:
+        """Returns chunks that no peer holds for long and that other first hops can get: a slow one needs no copy."""
+        takers, children = self._takers(short), self._state.trees.children
+        hops = [takers.intersection(names) for names in children]
+        overdue = []
+        for index, (tree, at) in publication.unheard.items():
+            if now - at >= self._again_after(publication):
+                given = hops[tree] if tree < len(hops) else set()
+                if any(names and names != given for names in hops):
+                    overdue.append(index)
+                else:
+                    publication.unheard[index] = (tree, now)
+        return overdue
+
+    def _send_again(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
+        """Puts chunks before all others; first hops that were given one and do not hold it may be given it again."""
+        for index in sorted(chunks, reverse=True):
+            publication.unheard.pop(index, None)
+            publication.waiting.appendleft(index)
+        for peer in self._state.peers.values():
+            peer.upload.take_back(short, chunks)
+
+    def _tell_if_over(self, short: bytes, publication: Publication, now: float) -> None:
+        transfer, over = self._state.transfers[short], not publication.waiting and not publication.unheard
+        quiet = now - max(publication.sent_at, publication.heard_at) >= self._state.config.tell_after
+        if transfer.silent and (over or quiet):
+            transfer.silent = False
+            for name in self._state.peers:
+                self._forwarding.announce_all(name, transfer, short)
+        if over:
+            del self._publications[short]

@@ -1,0 +1,44 @@
+"""The state that the parts of an exchange share: peers, transfers, the plan's trees, and the actions decided on."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, Cancel, Control
+from p2psync.swarm.actions import Action, Send
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.peer import Peer
+from p2psync.swarm.exchange.transfer import Transfer
+from p2psync.swarm.exchange.trees import Trees
+
+
+@dataclass(slots=True)
+class SwarmState:
+    """node: this node's name. transfers: by the manifest's short id. peers: those connected, by name."""
+
+    config: ExchangeConfig
+    rng: random.Random
+    node: str = ""
+    transfers: dict[bytes, Transfer] = field(default_factory=dict)
+    peers: dict[str, Peer] = field(default_factory=dict)
+    actions: list[Action] = field(default_factory=list)
+    trees: Trees = field(default_factory=Trees)
+
+    @property
+    def others_fetch(self) -> bool:
+        """Whether a peer is known to have some, and not all, of the newest manifest, of which this node has all."""
+        newest = max(self.transfers, key=lambda short: self.transfers[short].manifest.version, default=None)
+        if newest is None or not self.transfers[newest].held.all():
+            return False
+        theirs = [peer.holds[newest] for peer in self.peers.values() if newest in peer.holds]
+        return any(flags.any() and not flags.all() for flags in theirs)
+
+    def send(self, name: str, message: Control) -> None:
+        """Sends a control message to a peer."""
+        self.actions.append(Send(name, message))
+
+    def cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
+        """Tells a peer that these chunks are not needed from it."""
+        for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
+            self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST_CHUNKS]))

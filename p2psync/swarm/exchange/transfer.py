@@ -1,0 +1,142 @@
+"""One manifest's chunks at this node: which are held, which peer owes each, how rare each is among the peers."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.random import default_rng
+from numpy.typing import NDArray
+
+from p2psync.protocol.manifest import Manifest
+from p2psync.swarm.transfer import Bits
+
+#: Below so many chunks a loop is faster than numpy.
+_FEW = 24
+
+
+@dataclass(slots=True)
+class Transfer:
+    """The chunks of one manifest. All arrays have one entry per chunk.
+
+    needed: wanted and not held. open: needed, and owed by no peer. rarity: how many peers hold it. spread: random in
+    [0, 1), fixed per node: nodes order equally rare chunks differently. heard: since when some peer is known to hold it
+    (seconds); infinite: none is. provider: the peer that owes each chunk. tags: of chunks that came, or go, down a tree
+    of the plan. losses: how often the store lost each chunk; backoff_until: lost chunks that are not requested before a
+    time (seconds). sent: how often each was sent from here.
+    missing: how many are needed. typical: bytes of one chunk on average. pushed: parents push the chunks here. silent:
+    this node publishes it down the trees, and does not say yet what it holds.
+    """
+
+    id: bytes
+    manifest: Manifest
+    held: Bits
+    needed: Bits
+    open: Bits
+    rarity: NDArray[np.int32]
+    spread: NDArray[np.float64]
+    heard: NDArray[np.float64]
+    missing: int
+    typical: int
+    provider: dict[int, str] = field(default_factory=dict)
+    tags: dict[int, int] = field(default_factory=dict)
+    losses: dict[int, int] = field(default_factory=dict)
+    backoff_until: dict[int, float] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+    pushed: bool = False
+    silent: bool = False
+
+    @classmethod
+    def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
+        """`held`, `wanted`: one flag per chunk; what is held is not needed."""
+        n, needed = manifest.chunks, wanted & ~held
+        return cls(
+            id=id,
+            manifest=manifest,
+            held=held.copy(),
+            needed=needed,
+            open=needed.copy(),
+            rarity=np.zeros(n, np.int32),
+            spread=default_rng(rng.getrandbits(63)).random(n),
+            heard=np.full(n, np.inf),
+            missing=int(needed.sum()),
+            typical=max(1, manifest.payload_bytes // max(1, n)),
+        )
+
+    def widen(self, held: Bits, wanted: Bits) -> None:
+        """More is wanted, or held, than before."""
+        self.held |= held
+        more = wanted & ~self.held & ~self.needed
+        self.needed = (self.needed | more) & ~self.held
+        self.open = (self.open | more) & ~self.held
+        self.missing = int(self.needed.sum())
+
+    def stop_fetch(self) -> None:
+        """No chunk is wanted any more."""
+        self.needed[:] = False
+        self.open[:] = False
+        self.missing = 0
+        self.backoff_until.clear()
+
+    @property
+    def complete(self) -> bool:
+        """Whether no chunk is needed any more."""
+        return not self.missing
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks the manifest has."""
+        return len(self.held)
+
+    def learn(self, theirs: Bits, chunks: list[int], now: float) -> list[int]:
+        """A peer that held `theirs` (flags; set here) holds these chunks, too. Returns those that are new."""
+        if len(chunks) < _FEW:
+            new = []
+            for index in chunks:
+                if index < len(theirs) and not theirs[index]:
+                    theirs[index] = True
+                    self.rarity[index] += 1
+                    if self.heard[index] > now:
+                        self.heard[index] = now
+                    new.append(index)
+            return new
+        new = [index for index in dict.fromkeys(chunks) if index < len(theirs) and not theirs[index]]
+        theirs[new] = True
+        self.rarity[new] += 1
+        self.heard[new] = np.minimum(self.heard[new], now)
+        return new
+
+    def assign(self, index: int, peer: str) -> None:
+        """A peer owes this needed chunk."""
+        self.provider[index] = peer
+        self.open[index] = False
+
+    def unassign(self, index: int) -> None:
+        """No peer owes this chunk any more."""
+        if self.provider.pop(index, None) is not None:
+            self.open[index] = self.needed[index] and index not in self.backoff_until
+
+    def gain(self, index: int) -> str | None:
+        """The chunk is held now. Returns the peer that owed it."""
+        self.held[index] = True
+        self.missing -= bool(self.needed[index])
+        self.needed[index] = False
+        self.open[index] = False
+        self.backoff_until.pop(index, None)
+        return self.provider.pop(index, None)
+
+    def lose(self, index: int, until: float) -> None:
+        """The store could not keep the chunk, or found it damaged: it is needed again, and requested after `until`."""
+        self.held[index] = False
+        self.missing += not self.needed[index]
+        self.needed[index] = True
+        self.open[index] = False
+        self.losses[index] = self.losses.get(index, 0) + 1
+        self.backoff_until[index] = until
+
+    def reopen(self, now: float) -> None:
+        """Lost chunks whose pause is over may be requested."""
+        for index in [index for index, until in self.backoff_until.items() if until <= now]:
+            del self.backoff_until[index]
+            self.open[index] = self.needed[index] and index not in self.provider
