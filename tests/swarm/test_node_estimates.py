@@ -193,6 +193,19 @@ def test_a_path_that_gives_a_tenth_is_found_out_in_a_second_and_a_half_and_not_a
     assert feed.estimates.fell, "it had risen again meanwhile"
 
 
+@pytest.mark.parametrize(("rtt", "fell"), [(0.02, True), (0.65, False)])
+def test_a_far_path_that_gives_little_while_one_loss_is_repaired_is_not_taken_for_changed(
+    rtt: float, fell: bool
+) -> None:
+    feed = Feed()
+    feed.estimates.expected = {"a": 40 * MBIT}
+    feed.run(10, {"a": 40}, rtt=rtt)
+    feed.run(2, {"a": 4}, rtt=rtt)
+    assert feed.estimates.fell is fell
+    feed.run(3, {"a": 4}, rtt=rtt)
+    assert feed.estimates.fell, "it stays slow"
+
+
 def test_what_is_left_of_a_path_is_what_it_gives_in_the_end_and_not_as_it_falls() -> None:
     feed = Feed()
     feed.estimates.expected = {"a": 40 * MBIT}

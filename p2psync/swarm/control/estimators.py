@@ -16,6 +16,8 @@ _SLACK = 0.02
 #: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
 MEMORY, PARTS = 60.0, 10
 SETTLE = 1.0
+#: Or after so many round trips: the repair of one loss takes some.
+SETTLE_TRIPS = 4.0
 #: A path that gives less than this part of its best has changed, and is not only shared for a while.
 CHANGED = 0.3
 #: Of one that gives nothing any more this part is said to be left: 0 says that nothing has changed, or is known.
@@ -67,6 +69,8 @@ class WindowedMax:
         self._recent_seconds = 0.0
         #: What moved at best before anything was known.
         self._moved_before = 0.0
+        #: Seconds under pressure after which low rates show a change.
+        self.settle = SETTLE
 
     @property
     def value(self) -> float:
@@ -81,7 +85,7 @@ class WindowedMax:
         """
         base = self.before(expected)
         whole = min(base, expected)
-        if self._recent_seconds < SETTLE or not whole:
+        if self._recent_seconds < self.settle or not whole:
             return None
         best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
         return base * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
@@ -158,7 +162,7 @@ class WindowedMax:
     def _remember(self, rate: float, seconds: float) -> None:
         self._recent.append((rate, seconds))
         self._recent_seconds += seconds
-        while self._recent_seconds - self._recent[0][1] >= SETTLE:
+        while self._recent_seconds - self._recent[0][1] >= self.settle:
             self._recent_seconds -= self._recent.popleft()[1]
 
     def _forget_recent(self) -> None:

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.control.estimators import LASTING, DeliveryRateSampler, WindowedMax, lasting
+from p2psync.swarm.control.estimators import LASTING, SETTLE, SETTLE_TRIPS, DeliveryRateSampler, WindowedMax, lasting
 from p2psync.swarm.control.path_estimates import Course, PathEstimates
 from p2psync.swarm.control.report_selection import UnreachablePeers, most_useful
 from p2psync.swarm.control.tcp_sample import TcpSample
@@ -171,6 +171,7 @@ class NodeEstimates:
             path = self.paths[sample.peer] = PathEstimates(failed=self.unreached.discard(sample.peer))
         if sample.rtt > 0:
             path.rtt = min(path.rtt or sample.rtt, sample.rtt)
+            path.sent.settle = max(SETTLE, SETTLE_TRIPS * path.rtt)
 
     def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
         delivered = sum(flow.delivered for flow in flows.values())

@@ -25,6 +25,8 @@ from p2psync.swarm.transfer import Bits
 
 _NEVER = float("inf")
 BYTES_PER_MBIT = 125_000
+#: Chunks that a peer hands to its connections ahead of the kernel.
+HANDED_OUT = 2
 
 
 class RequestScheduler:
@@ -243,7 +245,9 @@ class RequestScheduler:
     def _shorten(self, peer: Peer, now: float) -> None:
         config, download = self._state.config, peer.download
         taken: dict[tuple[str, bytes], list[int]] = {}
-        for key, chunk in reversed(list(download.owed.items())):
+        # The first chunks of the queue were handed to a connection, and come anyway, unless the peer is silent.
+        first = 0 if self._is_silent(peer, now) else HANDED_OUT
+        for key, chunk in reversed(list(download.owed.items())[first:]):
             if not self._is_late(peer, now):
                 break
             other = self._better(peer, key, chunk, now, download.wait(now) / config.margin)
@@ -259,6 +263,17 @@ class RequestScheduler:
                 self._state.send(name, Request(short, chunks[start : start + MAX_REQUEST_CHUNKS]))
             self._state.cancel(peer.name, short, chunks)
 
+    def _is_silent(self, peer: Peer, now: float) -> bool:
+        """Returns whether a peer that owes chunks has sent none for longer than its plan and its path explain."""
+        config, download = self._state.config, peer.download
+        first = next(iter(download.owed.values()))
+        usual = first.size / (self._planned_rate(peer) or config.prior_rate)
+        return download.silence(now) > max(config.short_wait, config.margin * (download.round_trip + usual))
+
+    def _planned_rate(self, peer: Peer) -> float:
+        """Returns the bytes/s that the plan has a peer send here; 0: none."""
+        return BYTES_PER_MBIT * self._state.trees.planned_from.get(peer.name, 0.0)
+
     def _is_late(self, peer: Peer, now: float) -> bool:
         """Returns whether what a peer owes will be here after everything else."""
         config, wait = self._state.config, peer.download.wait(now)
@@ -271,7 +286,7 @@ class RequestScheduler:
         config = self._state.config
         planned = self._state.trees.planned_from
         # Paths between regions share links: another one gains nothing while this one sends about what was planned.
-        keeps_plan = peer.download.rate(now) > config.keeps_plan * BYTES_PER_MBIT * planned.get(peer.name, 0.0) > 0
+        keeps_plan = peer.download.rate(now) > config.keeps_plan * self._planned_rate(peer) > 0
         best, least = None, most
         for other in self._state.peers.values():
             if (
