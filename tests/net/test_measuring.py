@@ -529,7 +529,7 @@ def test_the_best_congestion_control_to_be_had_is_taken(
 
 
 def test_one_that_is_not_to_be_had_is_one_line() -> None:
-    with pytest.raises(UsageError, match="--congestion quic is not offered here"):
+    with pytest.raises(UsageError, match="congestion quic is not offered here"):
         tcp.choose_congestion("quic")
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from p2psync.swarm.control.config import MeasureConfig
+from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.topology.drawn_report import network_line, summarize_runs
 from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.network import from_topology
@@ -62,12 +63,13 @@ def test_each_policy_changes_what_it_names_and_nothing_else() -> None:
     assert changed["one-stream"] == replace(plain, node=NodeSettings(streams=1))
     assert changed["true-plan"] == replace(plain, plan="true")
     assert changed["no-plan"] == replace(plain, plan="none")
-    assert len(changed) == 5
+    assert changed["exchange"] == replace(plain, node=NodeSettings(swarm=ExchangeConfig()))
+    assert len(changed) == 6
 
 
 def test_policies_are_run_side_by_side_on_one_network(drawn: SimulatedRun) -> None:
     options = replace(QUICK, versions=1)
-    names = ["default", "no-probing", "true-plan", "no-plan"]
+    names = ["default", "exchange", "no-probing", "true-plan", "no-plan"]
     run = simulate_seed(SEED, options, hosts=HOSTS, policies=names)
     assert list(run.results) == names and run.network == drawn.network
     assert run.results["default"] == drawn.results["default"][:1]

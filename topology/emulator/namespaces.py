@@ -78,23 +78,16 @@ def _ip_batch(lines: Iterable[str]) -> None:
 
 @contextmanager
 def inside(name: str) -> Iterator[None]:
-    """Moves this thread into a namespace for the `with` block: sockets made in it stay there. Raises `P2PSyncError`.
-
-    Interrupts wait for the block's end: a main thread that stayed behind would be killed with the namespace.
-    """
-    signals = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    """Moves this thread into a namespace for the `with` block: sockets made in it stay there. Raises `P2PSyncError`."""
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        enter(name)
         try:
-            enter(name)
-            try:
-                yield
-            finally:
-                _enter(own)
+            yield
         finally:
-            os.close(own)
+            _enter(own)
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+        os.close(own)
 
 
 def enter(name: str) -> None:
