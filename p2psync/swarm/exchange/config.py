@@ -19,9 +19,9 @@ class ExchangeConfig:
     look_every: seconds between looks at the queues of peers.
     short_wait: queues that are shorter (seconds), or than two round trips, are left alone.
     margin: the old wait for a chunk must be so many times as long as the new one for it to be taken from a queue.
+    cross: and so many times more where the chunk would cross into the region again.
     keeps_plan: a parent whose rate is above this part of the planned one keeps its queue, unless a node of this region,
     or another parent, would be faster: paths between regions share links.
-    cross: and so many times more where the chunk would cross into the region again.
     idle_backlog: a peer that says to have queued less (seconds) may be asked for chunks that another peer owes.
     others_after: seconds after which a node requests chunks that another node of its region was to fetch.
     request_timeout: a requested chunk is given up so long after the time at which the peer's rate would have brought
