@@ -1,4 +1,4 @@
-"""What one peer owes this node, and how fast it sends."""
+"""The chunks that one peer owes this node, and the rate at which it sends."""
 
 from __future__ import annotations
 

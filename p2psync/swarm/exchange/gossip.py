@@ -21,11 +21,11 @@ _REMEMBERED = 16
 
 
 class ManifestGossiper:
-    """What one node was offered, and offers."""
+    """The manifests that one node receives from its parents and passes to its children."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
-        # Who has each manifest, by its id: they offered it, or were offered it.
+        # The peers that have each manifest, by its id: they sent it, or it was sent to them.
         self._known: OrderedDict[bytes, set[str]] = OrderedDict()
         self._vetting: dict[str, bytes] = {}
 

@@ -6,8 +6,8 @@ it. Chunks that no peer owes are requested over windows, the rarest first: at on
 chunks here, and otherwise once some peer has held them for longer than pushes take (`PushTimeout`).
 
 One rule repairs whatever goes wrong with a peer that owes chunks, be it slow, overloaded or gone silent. Its queue
-takes (bytes owed) / (rate), and no less than it has been silent. The last chunk of the longest queue is requested of
-another holder with an idle uplink if that one would bring it in half the time.
+takes (bytes owed) / (rate), and no less than it has been silent. If that is longer than all other chunks take, its last
+chunk is requested of another holder with an idle uplink that would bring it in half the time.
 """
 
 from __future__ import annotations

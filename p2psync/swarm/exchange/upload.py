@@ -1,4 +1,4 @@
-"""What this node is to send to one peer."""
+"""The chunks that this node is to send to one peer."""
 
 from __future__ import annotations
 
