@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2psync.protocol.messages import Cancel, Chunk, Have, Request
+from p2psync.swarm.actions import Action, Send
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.trees import tag_of
 from tests.exchange.exchange_parts import Bench
@@ -21,7 +22,13 @@ def poll_until(bench: Bench, end: float, start: float) -> None:
 
 def requested(bench: Bench) -> list[tuple[str, list[int]]]:
     """The requests since the last look."""
-    return [(name, sorted(request.chunks)) for name, request in bench.sent(Request)]
+    return requests_in(bench.actions())
+
+
+def requests_in(actions: list[Action]) -> list[tuple[str, list[int]]]:
+    """The requests among actions: of whom, and which chunks."""
+    sends = [action for action in actions if isinstance(action, Send)]
+    return [(send.peer, sorted(send.message.chunks)) for send in sends if isinstance(send.message, Request)]
 
 
 def test_pushed_chunks_are_not_requested_before_they_are_overdue() -> None:
@@ -82,18 +89,34 @@ def owing(*announced: int) -> Bench:
     return bench
 
 
-def test_a_chunk_that_a_silent_parent_owes_is_requested_of_another_holder() -> None:
-    bench = owing(0, 1)
-    poll_until(bench, 1.0 + FIRST / 2, 1.0)
-    taken = [index for _, chunks in requested(bench) for index in chunks]
-    assert sorted({*taken}) == [0, 1], "those that no parent owes are waited for"
+SILENT = ExchangeConfig().silent_after
 
 
-def test_a_parent_is_told_not_to_push_what_is_requested_of_another() -> None:
-    bench = owing(0, 1)
-    poll_until(bench, 1.0 + FIRST / 2, 1.0)
-    cancelled = [index for name, cancel in bench.sent(Cancel) if name == "p" for index in cancel.chunks]
-    assert sorted({*cancelled}) == [0, 1]
+def test_what_a_silent_parent_owes_is_requested_of_any_holder_too() -> None:
+    bench = owing(*range(12))
+    poll_until(bench, 1.0 + SILENT, 1.0)
+    assert requested(bench) == []
+    poll_until(bench, 2.0 + SILENT, 1.0 + SILENT)
+    actions = bench.actions()
+    asked_of_x = [chunk for name, chunks in requests_in(actions) if name == "x" for chunk in chunks]
+    assert sorted(asked_of_x) == list(range(12))
+    assert not any(isinstance(getattr(action, "message", None), Cancel) for action in actions)
+
+
+def test_the_second_provider_of_a_chunk_is_told_not_to_send_it_once_it_came() -> None:
+    bench = owing(*range(12))
+    poll_until(bench, 2.0 + SILENT, 1.0)
+    bench.actions()
+    bench.say("p", Chunk(bench.short, 4, chunk_data(4), tag_of(1, 0)), 2.0 + SILENT)
+    assert bench.sent(Cancel) == [("x", Cancel(bench.short, [4]))]
+
+
+def test_a_parent_is_told_not_to_push_what_came_from_another() -> None:
+    bench = owing(*range(12))
+    poll_until(bench, 2.0 + SILENT, 1.0)
+    bench.actions()
+    bench.say("x", Chunk(bench.short, 4, chunk_data(4), 0), 2.0 + SILENT)
+    assert bench.sent(Cancel) == [("p", Cancel(bench.short, [4]))]
 
 
 def test_a_parent_owes_nothing_that_goes_down_a_tree_of_another_parent() -> None:

@@ -17,11 +17,10 @@ class ExchangeConfig:
     rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
     later.
     look_every: seconds between looks at the queues of peers.
-    short_wait: queues that are shorter (seconds), or than two round trips, are left alone.
-    margin: the old wait for a chunk must be so many times as long as the new one for it to be taken from a queue.
-    cross: and so many times more where the chunk would cross into the region again.
-    keeps_plan: a parent whose rate is above this part of the planned one keeps its queue, unless a node of this region,
-    or another parent, would be faster: paths between regions share links.
+    short_wait: what a peer owes and sends within so many seconds and a round trip is left to it.
+    silent_after: a parent that has sent nothing for so long may be replaced by any peer.
+    held_for: a free parent may be asked for a chunk that some peer has held for so long and nobody owes.
+    free_horizon: seconds of its planned rate, in addition to the round trip, that a free parent may owe.
     idle_backlog: a peer that says to have queued less (seconds) may be asked for chunks that another peer owes.
     others_after: seconds after which a node requests chunks that another node of its region was to fetch.
     request_timeout: a requested chunk is given up so long after the time at which the peer's rate would have brought
@@ -64,11 +63,11 @@ class ExchangeConfig:
     rate_window: float = 1.0
     look_every: float = 0.05
     short_wait: float = 0.3
-    margin: float = 2.0
-    keeps_plan: float = 0.3
-    cross: float = 4.0
     idle_backlog: float = 0.1
     others_after: float = 1.5
+    held_for: float = 0.6
+    free_horizon: float = 0.3
+    silent_after: float = 2.0
     request_timeout: float = 8.0
     backoff_most: float = 8.0
     push_first: float = 1.5

@@ -34,8 +34,8 @@ class Download:
     """
 
     __slots__ = (
-        "_arrivals", "_backlog", "_backlog_at", "_busy_since", "_config", "_known", "_last_arrival", "credit", "nbytes",
-        "owed", "round_trip", "snubbed", "timeout_factor",
+        "_arrivals", "_backlog", "_backlog_at", "_busy_since", "_config", "_known", "_last_arrival", "_least_trip",
+        "credit", "nbytes", "owed", "round_trip", "snubbed", "timeout_factor",
     )  # fmt: skip
 
     def __init__(self, config: ExchangeConfig) -> None:
@@ -44,6 +44,7 @@ class Download:
         self.nbytes = 0
         self.credit = 0
         self.round_trip = _FIRST_ROUND_TRIP
+        self._least_trip = math.inf
         self.snubbed = False
         self.timeout_factor = 1.0
         self._arrivals: deque[tuple[float, int]] = deque()
@@ -74,7 +75,8 @@ class Download:
         self.snubbed = False
         self.timeout_factor = 1.0
         if owed is not None and owed.requested and now > owed.at:
-            self.round_trip = min(self.round_trip, now - owed.at)
+            self._least_trip = min(self._least_trip, now - owed.at)
+            self.round_trip = self._least_trip
 
     def timed_out(self) -> None:
         """A request was not answered in time: the peer gets one at a time, and longer, until it delivers."""

@@ -468,7 +468,7 @@ class Exchange:
         if theirs is None or transfer is None:
             return
         transfer.rarity -= theirs
-        for index in [index for index, name in transfer.provider.items() if name == peer.name]:
+        for index in [index for key, index in peer.download.owed if key == short]:
             self._requests.release(peer, transfer, index)
         self._requests.fill_all(now)
 

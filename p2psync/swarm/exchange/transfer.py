@@ -22,7 +22,8 @@ class Transfer:
 
     needed: wanted and not held. open: needed, and owed by no peer. rarity: how many peers hold it. spread: random in
     [0, 1), fixed per node: nodes order equally rare chunks differently. heard: since when some peer is known to hold it
-    (seconds); infinite: none is. provider: the peer that owes each chunk. tags: of chunks that came, or go, down a tree
+    (seconds); infinite: none is. provider: the peer that owes each chunk. second: another one that was asked for it,
+    too. tags: of chunks that came, or go, down a tree
     of the plan. losses: how often the store lost each chunk; backoff_until: lost chunks that are not requested before a
     time (seconds). sent: how often each was sent from here.
     missing: how many are needed. typical: bytes of one chunk on average. pushed: parents push the chunks here. silent:
@@ -40,6 +41,7 @@ class Transfer:
     missing: int
     typical: int
     provider: dict[int, str] = field(default_factory=dict)
+    second: dict[int, str] = field(default_factory=dict)
     tags: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     backoff_until: dict[int, float] = field(default_factory=dict)
@@ -108,23 +110,37 @@ class Transfer:
         return new
 
     def assign(self, index: int, peer: str) -> None:
-        """A peer owes this needed chunk."""
-        self.provider[index] = peer
+        """A peer owes this needed chunk, too if another one does."""
+        (self.second if index in self.provider else self.provider)[index] = peer
         self.open[index] = False
 
-    def unassign(self, index: int) -> None:
-        """No peer owes this chunk any more."""
-        if self.provider.pop(index, None) is not None:
+    def unassign(self, index: int, peer: str) -> None:
+        """A peer does not owe this chunk any more, if it did."""
+        if self.second.get(index) == peer:
+            del self.second[index]
+        elif self.provider.get(index) == peer:
+            second = self.second.pop(index, None)
+            if second is not None:
+                self.provider[index] = second
+                return
+            del self.provider[index]
             self.open[index] = self.needed[index] and index not in self.backoff_until
 
-    def gain(self, index: int) -> str | None:
-        """The chunk is held now. Returns the peer that owed it."""
+    def providers(self, index: int) -> list[str]:
+        """Returns the peers that owe this chunk."""
+        return [owed[index] for owed in (self.provider, self.second) if index in owed]
+
+    def gain(self, index: int) -> list[str]:
+        """The chunk is held now. Returns the peers that owed it."""
+        owing = self.providers(index)
+        self.provider.pop(index, None)
+        self.second.pop(index, None)
         self.held[index] = True
         self.missing -= bool(self.needed[index])
         self.needed[index] = False
         self.open[index] = False
         self.backoff_until.pop(index, None)
-        return self.provider.pop(index, None)
+        return owing
 
     def lose(self, index: int, until: float) -> None:
         """The store could not keep the chunk, or found it damaged: it is needed again, and requested after `until`."""

@@ -1,0 +1,126 @@
+"""The providers of chunks: which peers owe which chunks to this node, and how fast chunks come.
+
+A parent owes each chunk that it announces with the tag of a tree in which it is the parent, and pushes it without a
+request; any other peer owes the chunks that were requested of it. A chunk has one provider, or two if the repair has
+asked another peer for it, too: what comes first counts, and the other one is told to cancel.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, SHORT_ID_BYTES, Chunk, Request
+from p2psync.swarm.exchange.download import OwedChunk
+from p2psync.swarm.exchange.peer import Peer
+from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.transfer import Transfer
+
+BYTES_PER_MBIT = 125_000
+
+
+class Providers:
+    """The providers of one node's chunks. Bytes, seconds."""
+
+    def __init__(self, state: SwarmState) -> None:
+        self._state = state
+        self._arrivals: deque[tuple[float, int]] = deque()
+
+    # ---- what is owed ----------------------------------------------------------------------------------------------
+
+    def announced(self, peer: Peer, transfer: Transfer, index: int, now: float) -> None:
+        """A parent announces a chunk that it will push."""
+        self._owe(peer, transfer, index, now, requested=False)
+
+    def request(self, peer: Peer, transfer: Transfer, chunks: list[int], now: float) -> None:
+        """Requests chunks of a peer."""
+        for index in chunks:
+            self._owe(peer, transfer, index, now, requested=True)
+        short = transfer.id[:SHORT_ID_BYTES]
+        for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
+            self._state.send(peer.name, Request(short, chunks[start : start + MAX_REQUEST_CHUNKS]))
+
+    def _owe(self, peer: Peer, transfer: Transfer, index: int, now: float, *, requested: bool) -> None:
+        key, size = (transfer.id[:SHORT_ID_BYTES], index), transfer.manifest.sizes[index]
+        peer.download.owe(key, size, now, requested=requested)
+        transfer.assign(index, peer.name)
+
+    def arrived(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> OwedChunk | None:
+        """A needed chunk came from a peer. Returns it as the peer owed it, if it did."""
+        key, size = (chunk.manifest, chunk.index), len(chunk.data)
+        mine = None
+        for name in transfer.gain(chunk.index):
+            owed = self._state.peers[name].download.drop(key)
+            if name == peer.name:
+                mine = owed
+            else:
+                self._state.cancel(name, chunk.manifest, [chunk.index])
+        peer.download.arrived(size, mine, now)
+        self._arrivals.append((now, size))
+        return mine
+
+    def release(self, peer: Peer, transfer: Transfer, index: int) -> None:
+        """A peer does not owe this chunk any more, if it did."""
+        if peer.download.drop((transfer.id[:SHORT_ID_BYTES], index)) is not None:
+            transfer.unassign(index, peer.name)
+
+    def give_up(self, peer: Peer, transfer: Transfer, chunks: list[int]) -> None:
+        """Tells a peer to send these chunks no more."""
+        for index in chunks:
+            self.release(peer, transfer, index)
+        self._state.cancel(peer.name, transfer.id[:SHORT_ID_BYTES], chunks)
+
+    def stop(self, transfer: Transfer) -> None:
+        """No chunk of this manifest is wanted any more."""
+        short = transfer.id[:SHORT_ID_BYTES]
+        for peer in self._state.peers.values():
+            chunks = [index for key, index in peer.download.owed if key == short]
+            if chunks:
+                self.give_up(peer, transfer, chunks)
+
+    # ---- rates -----------------------------------------------------------------------------------------------------
+
+    def rate(self, now: float) -> float:
+        """Returns the bytes/s of useful chunks from all peers."""
+        window, arrivals = self._state.config.rate_window, self._arrivals
+        while arrivals and arrivals[0][0] < now - window:
+            arrivals.popleft()
+        return sum(size for _, size in arrivals) / window
+
+    def seconds_left(self, now: float, without: Peer | None = None) -> float:
+        """Returns how long the missing chunks take at the present rate; without: all but those that a peer owes. 0 if
+        nothing comes."""
+        missing = sum(transfer.missing * transfer.typical for transfer in self._state.transfers.values())
+        rate = self.rate(now)
+        if without is not None:
+            missing -= without.download.nbytes
+            rate -= min(rate, without.download.rate(now))
+        return missing / rate if rate > 0 else 0.0
+
+    def planned_rate(self, peer: Peer) -> float:
+        """Returns the bytes/s that the plan has a peer send here; 0: none."""
+        return BYTES_PER_MBIT * self._state.trees.planned_from.get(peer.name, 0.0)
+
+    # ---- free parents ----------------------------------------------------------------------------------------------
+
+    def is_free(self, peer: Peer, short: bytes) -> bool:
+        """Returns whether a parent holds a whole manifest and has pushed all that it owes here: its part of the links,
+        which the plan gave it, carries nothing."""
+        theirs, download = peer.holds.get(short), peer.download
+        return (
+            peer.name in self._state.trees.parents
+            and not download.snubbed
+            and theirs is not None
+            and bool(theirs.all())
+            and all(chunk.requested for chunk in download.owed.values())
+        )
+
+    def free_parents(self, short: bytes) -> list[Peer]:
+        """Returns all such parents."""
+        peers, parents = self._state.peers, self._state.trees.parents
+        return [peers[name] for name in parents if name in peers and self.is_free(peers[name], short)]
+
+    def free_room(self, peer: Peer, transfer: Transfer) -> int:
+        """Returns how many chunks more a free parent may owe: what it was planned to send in a round trip and
+        `free_horizon`, and two at least."""
+        flow = self.planned_rate(peer) * (peer.download.round_trip + self._state.config.free_horizon)
+        return max(2, round(flow / transfer.typical)) - -(-peer.download.nbytes // transfer.typical)
