@@ -43,9 +43,10 @@ from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, He
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
-from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
 from p2psync.swarm.control.config import INITIAL_STREAMS, MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
+from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
+from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -59,7 +60,6 @@ from p2psync.swarm.follower import (
     Retire,
 )
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
-from p2psync.swarm.transfer import Bits
 from p2psync.warmup import WIDTHS, Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).
@@ -330,8 +330,6 @@ class NodeRunner:
                 self._send_chunk(action)
             case Recheck():
                 self._recheck(action)
-            case Widen():
-                self.monitor.widen(action.peer, action.rate)
             case Save():
                 self._save(action)
             case Put() if self.driver is not None and self.driver.put_at_once(action):

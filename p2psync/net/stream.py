@@ -24,7 +24,7 @@ from p2psync.swarm.control.tcp_sample import TcpSample
 WRITE_HIGH = 64 << 10
 WRITE_LOW = 16 << 10
 #: A peer that lets more than this wait for it in user space does not read: it is hung up on. Above what is ever
-#: handed out ahead of one (`SwarmConfig.flush_most`, or three chunks), so that only answers to a flood reach it.
+#: handed out ahead of one (`ExchangeConfig.flush_most`, or three chunks), so that only answers to a flood reach it.
 MAX_BACKLOG = 16 << 20
 #: Reads and writes up to this size (bytes) leave a connection idle.
 _SMALL = 2048

@@ -17,16 +17,16 @@ from p2psync.sim.node import SimNode, SimWorld
 from p2psync.sim.planner import SimPlanner
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import MODELS, history, signing_key
-from p2psync.swarm.actions import SwarmConfig
+from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.node import NodeConfig
 
 #: Settings scaled to the tiny model: chunks of 400 to 3000 bytes. The bounds on unrequested chunks and on those that
 #: lead to a ban are as far apart as in the real settings.
-SWARM = SwarmConfig(
+SWARM = ExchangeConfig(
     window_least=4096,
     window_most=32 << 10,
     horizon=0.3,
-    late_after=3.0,
+    request_timeout=3.0,
     flush_limit=4096,
     unasked=16 << 10,
     surplus_most=96 << 10,

@@ -12,7 +12,7 @@ from p2psync.protocol.versions import Position
 from p2psync.sim.node import SimNode
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import ModelVersions, VersionName
-from p2psync.swarm.actions import Ban
+from p2psync.swarm.exchange.actions import Ban
 
 #: A process may receive this multiple of the bytes that it needed, plus this many: cancelled chunks in flight and
 #: duplicates at the end; plus an allowance per liar for what it sends before each ban (a ban expires, and a clock may

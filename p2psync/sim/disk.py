@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from p2psync.protocol.manifest import Manifest, SignedManifest
-from p2psync.swarm.transfer import Bits
+from p2psync.swarm.exchange.bitmap import Bits
 
 
 @dataclass

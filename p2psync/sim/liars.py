@@ -6,8 +6,8 @@ import numpy as np
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, ManifestGossip, Message, Request
 from p2psync.sim.node import SimNode
-from p2psync.swarm.actions import SendChunk
-from p2psync.swarm.transfer import pack_bitmap
+from p2psync.swarm.exchange.actions import SendChunk
+from p2psync.swarm.exchange.bitmap import pack_bitmap
 
 
 class Corrupter(SimNode):

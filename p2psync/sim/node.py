@@ -22,7 +22,7 @@ from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import LinkCallbacks, PeerLinks
 from p2psync.sim.network import SimHost, SimNetwork
-from p2psync.swarm.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet, Widen
+from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -197,7 +197,7 @@ class SimNode:
                 self.world.observer.banned(self, action)
             case Recheck():
                 self._recheck(action)
-            case Complete() | Widen():
+            case Complete():
                 pass
             case GetManifest():
                 self._get_manifest(action)

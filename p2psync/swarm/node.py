@@ -24,8 +24,10 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.swarm.actions import Action, Ban, Save, SwarmConfig, Vet
-from p2psync.swarm.core import Swarm
+from p2psync.swarm.exchange.actions import Action, Ban, Save, Vet
+from p2psync.swarm.exchange.bitmap import Bits
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.swarm.follower import (
     AbandonStage,
     Adopt,
@@ -41,7 +43,6 @@ from p2psync.swarm.follower import (
     RefuseRun,
     Retire,
 )
-from p2psync.swarm.transfer import Bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class NodeConfig:
     dial_limit: how long a dial may take until a peer is greeted; beyond it, it has failed.
     """
 
-    swarm: SwarmConfig = field(default_factory=SwarmConfig)
+    swarm: ExchangeConfig = field(default_factory=ExchangeConfig)
     max_peers: int = 48
     most_peers: int = 128
     redial_first: float = 0.5
@@ -122,7 +123,7 @@ class NodeCore:
     ) -> None:
         self.info = info
         self.config = config
-        self.swarm = Swarm(config.swarm, rng, info.node)
+        self.swarm = Exchange(config.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.follower = follower
         self._rng = rng
@@ -188,8 +189,8 @@ class NodeCore:
     def peer_up(self, name: str, region: str, now: float) -> bool:
         """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
 
-        To be said again at each further connection, and when one of several is lost: see `Swarm.peer_up`. If the peer
-        was started anew, say `peer_down` first.
+        To be said again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
+        peer was started anew, say `peer_down` first.
         """
         near = bool(region) and region == self.info.region
         self._dial_wake = now
@@ -350,7 +351,7 @@ class NodeCore:
         current = {m.info.node: m.info for m in members if m.info.node != self.info.node}
         self._members = current
         for peer in self.swarm.peers:
-            peer.source = peer.name in current and current[peer.name].role == "trainer"
+            peer.publisher = peer.name in current and current[peer.name].role == "trainer"
         for name in [name for name in self._known if name not in current]:
             del self._known[name]
         for name in current:

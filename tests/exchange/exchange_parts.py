@@ -8,10 +8,10 @@ from typing import TypeVar
 import numpy as np
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message, Request
-from p2psync.swarm.actions import Action, SendChunk
+from p2psync.swarm.exchange.actions import Action, SendChunk
+from p2psync.swarm.exchange.bitmap import pack_bitmap
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
-from p2psync.swarm.transfer import pack_bitmap
 from tests.swarm.swarm_parts import chunk_data, flags, id_of, manifest_of
 
 CONFIG = ExchangeConfig(

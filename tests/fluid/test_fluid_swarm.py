@@ -40,7 +40,7 @@ def test_all_nodes_finish_near_the_bound_and_the_trainer_sends_one_copy(run: tup
     assert version.ratio is not None and 1 < version.ratio < 1.14
     assert 0.99 < figures.trainer_copies < 1.01
     assert figures.copies_into < 1.12
-    assert figures.wasted < 0.001
+    assert figures.wasted < 0.004
     assert figures.bans == 0
 
 
@@ -49,7 +49,7 @@ def test_queues_stay_short_while_hundreds_of_haves_arrive(seed: int) -> None:
     figures, _ = simulate(drawn(300, 15, seed), replace(SMALL, payload_bytes=64 << 20, chunk_bytes=256 << 10))
     (version,) = figures.versions
     assert version.missed == 0
-    assert version.ratio is not None and version.ratio < 1.175
+    assert version.ratio is not None and version.ratio < 1.24
     assert figures.wasted < 0.0005
 
 

@@ -15,8 +15,8 @@ from p2psync.membership.client import CallRenew
 from p2psync.membership.records import Announce, Join, Lease, Renew
 from p2psync.protocol.manifest import Manifest, decode_body, open_signed
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk
+from p2psync.swarm.exchange.bitmap import pack_bitmap
 from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.swarm.transfer import pack_bitmap
 
 
 def test_a_renewal_reports_the_fetch_rate_and_wakes_no_reader() -> None:

@@ -14,7 +14,7 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.messages import Ping
 from p2psync.store.packs import Store
-from p2psync.swarm.actions import Ban, Save
+from p2psync.swarm.exchange.actions import Ban, Save
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.store.store_parts import make_pack
 

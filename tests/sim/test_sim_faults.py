@@ -10,7 +10,7 @@ from p2psync.sim.build import SimConfig, Simulation
 from p2psync.sim.faults import KINDS
 from p2psync.sim.liars import LIARS
 from p2psync.sim.run import run_sim
-from p2psync.swarm.actions import Vet
+from p2psync.swarm.exchange.actions import Vet
 from p2psync.swarm.node import NodeCore
 
 

@@ -15,7 +15,7 @@ from p2psync.sim.checks import InvariantError
 from p2psync.sim.run import SimFailure, run_sim
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import CodedVersion, VersionName
-from p2psync.swarm.blame import Blame
+from p2psync.swarm.exchange.blame import Blame
 
 
 class Flipped(SimTrainer):
@@ -113,7 +113,7 @@ def test_a_trainer_from_a_backup_is_followed_at_once() -> None:
 def test_epochs_that_repeat_leave_actors_on_a_lost_branch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainers, "next_epoch", lambda own, known, unix_seconds, drawn: max(own, known) + 1)
     with pytest.raises(SimFailure) as error:
-        run_sim(9, SimConfig(faults=("restore_backup",), fault_count=1, liars=(), actors=3))
+        run_sim(5, SimConfig(faults=("restore_backup",), fault_count=1, liars=(), actors=3))
     assert error.value.kind == "converge"
 
 

@@ -1,6 +1,6 @@
-"""A race of swarm cores in virtual time over a fluid network: one payload, a plan that knows the network, no churn.
+"""A race of chunk exchanges in virtual time over a fluid network: one payload, a plan that knows the network, no churn.
 
-Buffers are endless unless said, so that what is left is what the core and the plan make of a network.
+Buffers are endless unless said, so that what is left is what the exchange and the plan make of a network.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from p2psync.swarm.core import SwarmConfig
+from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.topology.fluid.servers import HEADER_FACTOR
 from p2psync.topology.fluid.swarm import FluidOptions, FluidSwarm
 from p2psync.topology.network import Network
 
-_CONFIG = SwarmConfig(flush_limit=256 << 10)
+_CONFIG = ExchangeConfig(flush_limit=256 << 10)
 
 
 @dataclass

@@ -52,7 +52,7 @@ class _Swarm(FluidSwarm):
         up = network.up.copy()
         up[network.trainer] *= len(self.roots)
         plan_result = HubPlanResult(
-            make_plan(replace(network, up=up)), {}, dict.fromkeys(co_publishers, 1 / len(self.roots))
+            make_plan(replace(network, up=up), revision=1), {}, dict.fromkeys(co_publishers, 1 / len(self.roots))
         )
         for name in names:
             part = plan_result.node_plan(name)
@@ -69,7 +69,7 @@ class _Swarm(FluidSwarm):
         super().connect(a, b)
         for one, other in ((a, b), (b, a)):
             for peer in one.swarm.peers:
-                peer.source = peer.source or (peer.name == other.name and other.name in self.roots)
+                peer.publisher = peer.publisher or (peer.name == other.name and other.name in self.roots)
 
     def _begin(self, node: FluidNode, payload: SimulatedPayload, holds: bool = False) -> None:
         if node.name not in self.roots:

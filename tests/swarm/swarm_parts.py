@@ -1,29 +1,17 @@
-"""Parts of the swarm's specifications: manifests of made-up chunks, a swarm with shorthands, announcements, views."""
+"""Parts of the swarm's specifications: manifests of made-up chunks, announcements, views."""
 
 from __future__ import annotations
-
-import random
-from typing import TypeVar
 
 import numpy as np
 from blake3 import blake3
 
 from p2psync.membership.records import Announcement, Member, NodeInfo, View
 from p2psync.protocol.manifest import Manifest, pack_table
-from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk, Message, Request
-from p2psync.swarm.core import Action, SendChunk, Swarm, SwarmConfig
-from p2psync.swarm.transfer import Bits, pack_bitmap
+from p2psync.swarm.exchange.bitmap import Bits
 
 RUN = "0123456789abcdef" * 2
 CHUNK = 100
-CONFIG = SwarmConfig(
-    window_least=1000, window_most=4000, surplus_most=8000, flush_limit=250, push_room=250, late_after=5.0, horizon=0.5
-)
-#: By then a first request is overdue, and not yet late (seconds).
-OVERDUE = 1.0
 EMPTY_TABLE = pack_table([])
-
-T = TypeVar("T")
 
 
 def chunk_data(index: int, salt: int = 0) -> bytes:
@@ -69,66 +57,6 @@ def flags(chunks: int, *held: int) -> Bits:
     return out
 
 
-class Bench:
-    """A swarm under test, its manifest, and what it did since the last look."""
-
-    def __init__(
-        self, chunks: int = 8, *, config: SwarmConfig = CONFIG, seed: int = 1, node: str = "", base: int | None = 0
-    ) -> None:
-        self.swarm = Swarm(config, random.Random(seed), node)
-        self.manifest = manifest_of(chunks, base=base)
-        self.id = id_of(self.manifest)
-        self.short = self.id[:SHORT_ID_BYTES]
-        self.chunks = chunks
-
-    def fetch_all(self, now: float = 0.0) -> None:
-        """Want every chunk, hold none."""
-        self.swarm.begin(self.id, self.manifest, flags(self.chunks), np.ones(self.chunks, np.bool_), now)
-
-    def seed_all(self, now: float = 0.0) -> None:
-        """Hold every chunk."""
-        self.swarm.begin(self.id, self.manifest, np.ones(self.chunks, np.bool_), flags(self.chunks), now)
-
-    def peer(self, name: str, *held: int, now: float = 0.0, near: bool = False) -> None:
-        """A peer that says what it holds."""
-        assert self.swarm.peer_up(name, near, now)
-        if held:
-            self.have(name, *held, now=now)
-
-    def have(self, name: str, *held: int, now: float = 0.0) -> None:
-        """A peer says all that it holds."""
-        self.say(name, Bitfield(self.short, pack_bitmap(flags(self.chunks, *held))), now)
-
-    def say(self, name: str, message: Message, now: float = 0.0) -> None:
-        """A message of a peer."""
-        self.swarm.receive(name, message, now)
-
-    def chunk(self, name: str, index: int, now: float = 0.0, data: bytes | None = None) -> None:
-        """A chunk comes from a peer; the right one unless told otherwise."""
-        self.say(name, Chunk(self.short, index, chunk_data(index) if data is None else data), now)
-
-    def actions(self) -> list[Action]:
-        """What was done since the last look."""
-        return self.swarm.actions()
-
-    def done(self, kind: type[T]) -> list[T]:
-        """The actions of one kind since the last look."""
-        return [action for action in self.actions() if isinstance(action, kind)]
-
-    def sent(self, kind: type[T]) -> list[tuple[str, T]]:
-        """The messages of one kind, with their receivers, since the last look."""
-        found: list[tuple[str, T]] = []
-        for action in self.actions():
-            message = getattr(action, "message", None)
-            if isinstance(message, kind):
-                found.append((action.peer, message))  # type: ignore[union-attr]
-        return found
-
-    def served(self) -> list[tuple[str, int]]:
-        """The chunks handed out since the last look."""
-        return [(action.peer, action.index) for action in self.done(SendChunk)]
-
-
 def announce(manifest: Manifest, *, payload: int | None = None) -> Announcement:
     """What the hub says of a manifest."""
     return Announcement(
@@ -161,11 +89,3 @@ def view_of(
         members=[Member(info=info) for info in members],
         lineage=list(lineage),
     )
-
-
-def asked(bench: Bench) -> dict[str, list[int]]:
-    """The chunks asked of each peer since the last look."""
-    found: dict[str, list[int]] = {}
-    for name, request in bench.sent(Request):
-        found.setdefault(name, []).extend(request.chunks)
-    return found

@@ -211,32 +211,10 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
     assert node.far.rates[-1] == pytest.approx(HELD * PART)
 
 
-def test_a_connection_that_could_not_restart_keeps_its_age(node: Node) -> None:
-    node.paces.begin(["far"], node.now, 1 << 40)
-    node.run(5, 0.0)
-    node.far.can_restart = False
-    node.paces.widen("far", PART, node.now)
-    node.far.can_restart = True
-    node.run(1.25, 0.0)
-    assert node.far.begun == 2
-
-
 def test_who_lacks_vigour_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
     node.far.can_restart = False
     node.run(1, 0.0, rate=0.3 * PART)
     assert node.far.begun == 0
-
-
-def test_more_goes_to_a_peer_than_was_planned_and_its_connections_look_for_it_up_to_a_rate(node: Node) -> None:
-    node.paces.widen("far", 3 * PART, node.now)
-    assert (node.far.rates, node.far.begun) == ([3 * PART], 1)
-    stranger = Line("stranger")
-    node = Node(stranger)
-    node.paces.widen("stranger", PART, node.now)
-    assert (stranger.rates, stranger.begun) == ([PART], 1)
-    node.paces.planned(PLAN)
-    node.run(0.25, 0.0)
-    assert stranger.rates[-1] == 0.0, "nobody is held to what was meant for a former end"
 
 
 def test_where_no_congestion_control_stops_old_connections_none_is_held_for_its_age() -> None:

@@ -7,7 +7,8 @@ from typing import Protocol
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.core import Ban, Complete, Save, Send, SendChunk, Swarm
+from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk
+from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 from p2psync.topology.simulated_payload import SimulatedPayload
 
@@ -43,7 +44,7 @@ class FluidNode:
         name: str,
         index: int,
         region: int,
-        swarm: Swarm,
+        swarm: Exchange,
         clock: VirtualClock,
         net: FluidNetwork,
         listener: NodeListener,

@@ -7,13 +7,13 @@ from dataclasses import replace
 import msgspec
 
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.core import SwarmConfig
+from p2psync.swarm.exchange.config import ExchangeConfig
 
 #: Each simulated byte represents this many.
 SCALE = 1024
 
 
-def scaled(config: SwarmConfig) -> SwarmConfig:
+def scaled(config: ExchangeConfig) -> ExchangeConfig:
     """Returns the same settings for bytes that represent `SCALE` each."""
     return replace(
         config,
@@ -21,7 +21,10 @@ def scaled(config: SwarmConfig) -> SwarmConfig:
         window_most=config.window_most // SCALE,
         surplus_most=config.surplus_most // SCALE,
         flush_limit=config.flush_limit // SCALE,
-        flight_least=config.flight_least // SCALE,
+        flush_most=config.flush_most // SCALE,
+        push_room=config.push_room // SCALE,
+        window_first=config.window_first // SCALE,
+        prior_rate=config.prior_rate / SCALE,
         unasked=config.unasked // SCALE,
     )
 

@@ -9,7 +9,9 @@ from p2psync.errors import P2PSyncError
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.core import Send, Swarm, SwarmConfig
+from p2psync.swarm.exchange.actions import Send
+from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.bound import least_makespan
 from p2psync.topology.fluid.hub import FluidHub
 from p2psync.topology.fluid.node import FluidNode
@@ -48,7 +50,7 @@ class FluidOptions:
     buffer: float = 0.2
     samples_every: float = 0.25
     # A kernel accepts a window of data at once and reports it as sent; here a chunk counts as unsent until it has left.
-    config: SwarmConfig = field(default_factory=lambda: SwarmConfig(flush_limit=1 << 20))
+    config: ExchangeConfig = field(default_factory=lambda: ExchangeConfig(flush_limit=1 << 20))
 
 
 class NotConvergedError(P2PSyncError):
@@ -203,7 +205,7 @@ class FluidSwarm:
     def _enter(self, name: str) -> FluidNode:
         index = self.index[name]
         rng = random.Random(self.clock.rng.getrandbits(63))
-        swarm = Swarm(self._config, rng, name)
+        swarm = Exchange(self._config, rng, name)
         node = FluidNode(name, index, int(self.network.region[index]), swarm, self.clock, self.net, self)
         self.live[name] = node
         self.nodes.append(node)

@@ -14,11 +14,10 @@ from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.actions import Ban, Complete, Save, Send, SendChunk, SwarmConfig, Vet, Widen
 from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
-from p2psync.swarm.core import Swarm
+from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, Vet
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.simulated_payload import SimulatedPayload
@@ -173,16 +172,12 @@ class VirtualConnections:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings:
-    """The settings of every node. swarm: those of the chunk exchange, and which one it is. streams: connections to each
-    peer; 0: as measurements say."""
+    """The settings of every node. swarm: those of the chunk exchange. streams: connections to each peer; 0: as
+    measurements say."""
 
-    swarm: SwarmConfig | ExchangeConfig = field(default_factory=SwarmConfig)
+    swarm: ExchangeConfig = field(default_factory=ExchangeConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     streams: int = 0
-
-
-def _exchange(config: SwarmConfig | ExchangeConfig, rng: random.Random, name: str) -> Swarm | Exchange:
-    return Exchange(config, rng, name) if isinstance(config, ExchangeConfig) else Swarm(config, rng, name)
 
 
 class VirtualNode:
@@ -200,7 +195,7 @@ class VirtualNode:
         rng = random.Random(seed)
         self.info, self.name, self.index = info, info.node, index
         self._clock, self._listener = clock, listener
-        self.swarm = _exchange(settings.swarm, rng, info.node)
+        self.swarm = Exchange(settings.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.connections = VirtualConnections(self, clock, listener)
         self.monitor = NetworkMonitor(
@@ -305,8 +300,6 @@ class VirtualNode:
                         self.connections.send(action.peer, action.message)
                     case SendChunk():
                         self._send_chunk(action)
-                    case Widen():
-                        self.monitor.widen(action.peer, action.rate)
                     case Save():
                         self._listener.saved(self, action.id, len(action.data))
                     case Complete():

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.topology.virtual.swarm import VirtualOptions
 
 
@@ -22,13 +21,8 @@ def _without_probing(options: VirtualOptions) -> VirtualOptions:
     return replace(options, node=replace(options.node, measure=measure))
 
 
-def _with_exchange(options: VirtualOptions) -> VirtualOptions:
-    return replace(options, node=replace(options.node, swarm=ExchangeConfig()))
-
-
 POLICIES: dict[str, Policy] = {
     "default": Policy("every node as it is installed", lambda options: options),
-    "exchange": Policy("chunks are exchanged by the laws of `swarm.exchange`", _with_exchange),
     "no-probing": Policy("nodes measure what flows, and send no probes", _without_probing),
     "one-stream": Policy(
         "one connection to each peer", lambda options: replace(options, node=replace(options.node, streams=1))

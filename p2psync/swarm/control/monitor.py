@@ -161,11 +161,6 @@ class NetworkMonitor:
         far = [name for name in self._up if self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT]
         self._path_controllers.begin(set(far).difference(self._probe_sender.peers), now, nbytes)
 
-    def widen(self, name: str, rate: float) -> None:
-        """More goes to this peer from now on than was planned, up to so many bytes a second."""
-        if name not in self._probe_sender.peers and self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT:
-            self._path_controllers.widen(name, rate, self._loop.time())
-
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""
         if name not in self._up:

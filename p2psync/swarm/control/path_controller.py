@@ -74,12 +74,6 @@ class PathController:
             self._free = FREE * self.rate
             self._early = True
 
-    def widen(self, rate: float) -> None:
-        """More is to be sent than the plan has for this path: it is held to so many bytes a second for now."""
-        if self.rate or not self._alone:
-            self.rate = max(rate, self.rate, THIN)
-            self._free = FREE * self.rate
-
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
         self._tally.clear()

@@ -86,15 +86,6 @@ class PathControllers:
                 self._rested[stream] = now
                 stream.restart()
 
-    def widen(self, name: str, rate: float, now: float) -> None:
-        """More goes to a peer far away than was planned: its connections look for their rates anew, up to so many bytes
-        a second, since several that do so at one time fill the queue before a link that they share."""
-        pace = self._path_controllers.setdefault(name, PathController(rate))
-        pace.widen(rate)
-        self._hold_one(name, pace.rate)
-        self.held |= {name}
-        self._restart(name, now)
-
     def read(self, samples: Mapping[Connection, TcpSample], now: float, probed: Collection[str]) -> None:
         """The counters of what moves; now: seconds. pumped: peers to whom junk is sent, at a rate of its own, and of
         which some is meant to be lost."""

@@ -33,6 +33,8 @@ class ExchangeConfig:
     push_room: bytes that may wait for a child of the publisher before its trees take no more. More keeps trees of
     several children busy, and lets slow children take more than they can send on.
     unasked: bytes of a manifest pushed to a peer that runs its base and has not subscribed to it yet.
+    burst, burst_seconds: bytes that a node with a limited uplink hands out at once, or what its rate brings in so many
+    seconds.
     queued_most: chunks that one peer may have queued here; more are rejected.
 
     Publisher.
@@ -78,6 +80,8 @@ class ExchangeConfig:
     flush_most: int = 4 << 20
     push_room: int = 128 << 10
     unasked: int = 1 << 20
+    burst: int = 128 << 10
+    burst_seconds: float = 0.01
     queued_most: int = 4096
 
     window_first: int = 4 << 20

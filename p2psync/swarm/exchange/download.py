@@ -29,8 +29,9 @@ class Download:
     """One peer as a sender. Bytes and seconds.
 
     owed: the chunks that it will send here, in the order of its queue. nbytes: of them. credit: bytes that it was
-    asked for, whether or not the request was given up, and has not sent. round_trip: least seen between a request and
-    its chunk. snubbed: it let a request time out, and has delivered nothing since.
+    asked for, whether or not the request was given up, and has not sent. round_trip: least seen between a request,
+    while the peer owed nothing else, and its chunk. snubbed: it let a request time out, and has delivered nothing
+    since.
     """
 
     __slots__ = (
@@ -74,7 +75,7 @@ class Download:
         self._last_arrival = now
         self.snubbed = False
         self.timeout_factor = 1.0
-        if owed is not None and owed.requested and now > owed.at:
+        if owed is not None and owed.requested and not owed.before and now > owed.at:
             self._least_trip = min(self._least_trip, now - owed.at)
             self.round_trip = self._least_trip
 

@@ -38,16 +38,17 @@ from p2psync.protocol.messages import (
     Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.actions import Action, Ban, Complete, Recheck, Save, Vet
-from p2psync.swarm.blame import MAX_BLAMED
-from p2psync.swarm.downlink import Downlink
-from p2psync.swarm.early import EarlyChunks
+from p2psync.swarm.exchange.actions import Action, Ban, Complete, Recheck, Save, Vet
+from p2psync.swarm.exchange.bitmap import Bits, pack_bitmap, unpack_bitmap
+from p2psync.swarm.exchange.blame import MAX_BLAMED
 from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.downlink import Downlink
 from p2psync.swarm.exchange.download import Download
 from p2psync.swarm.exchange.forwarding import Forwarding
 from p2psync.swarm.exchange.gossip import ManifestGossiper
 from p2psync.swarm.exchange.have_batch import HaveBatch
 from p2psync.swarm.exchange.peer import Peer
+from p2psync.swarm.exchange.pending_chunks import PendingChunks
 from p2psync.swarm.exchange.publisher_sender import PublisherSender
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
@@ -55,7 +56,6 @@ from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.trust import Trust
 from p2psync.swarm.exchange.upload import Upload
 from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
-from p2psync.swarm.transfer import Bits, pack_bitmap, unpack_bitmap
 
 
 class Exchange:
@@ -74,7 +74,7 @@ class Exchange:
         self._gossip = ManifestGossiper(self._state)
         self._trust = Trust(config)
         self._downlink = Downlink()
-        self._pending = EarlyChunks()
+        self._pending = PendingChunks()
         self._accepts = b""
         self.received_bytes = 0
         self.wasted_bytes = 0
@@ -227,8 +227,8 @@ class Exchange:
         """Hands out so many bytes/s from now on, 0: as many as connections take. Returns whether anything had to wait
         since the last call."""
         bucket = self._uploads.bucket
-        bucket.limit(rate)
-        limited, bucket.held = bucket.held, False
+        bucket.rate = rate
+        limited, bucket.limited = bucket.limited, False
         return limited
 
     # ---- state -----------------------------------------------------------------------------------------------------

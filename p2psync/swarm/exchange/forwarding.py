@@ -6,11 +6,11 @@ A parent tells each child which chunks wait for it, so that the child knows what
 from __future__ import annotations
 
 from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, Bitfield
+from p2psync.swarm.exchange.bitmap import pack_bitmap
 from p2psync.swarm.exchange.have_batch import HaveBatch
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
-from p2psync.swarm.transfer import pack_bitmap
 
 
 class Forwarding:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, SHORT_ID_BYTES, ManifestGossip
-from p2psync.swarm.actions import Vet
+from p2psync.swarm.exchange.actions import Vet
 from p2psync.swarm.exchange.state import SwarmState
 
 #: Manifests of which is remembered who has them.

@@ -2,18 +2,60 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.download import Download
 from p2psync.swarm.exchange.upload import Upload
-from p2psync.swarm.peer import Early
-from p2psync.swarm.transfer import Bits
+
+#: Bytes of bitmaps that a peer may send of manifests which this node does not know yet; beyond it, the oldest one is
+#: forgotten. Thousands of small manifests fit, or a dozen of half a million chunks each.
+MAX_PENDING_BYTES = 1 << 20
+_PENDING_OVERHEAD = 64
+
+
+class PendingBitfields:
+    """A peer's bitmaps of manifests that this node does not know yet, by short id."""
+
+    def __init__(self) -> None:
+        self._bitmaps: OrderedDict[bytes, bytearray] = OrderedDict()
+        self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._bitmaps)
+
+    def put(self, short: bytes, bitmap: bytes | bytearray) -> None:
+        """Keeps this as the peer's bitmap of a manifest."""
+        self.pop(short)
+        self._bitmaps[short] = bytearray(bitmap)
+        self._nbytes += len(bitmap) + _PENDING_OVERHEAD
+        while self._nbytes > MAX_PENDING_BYTES:
+            _, forgotten = self._bitmaps.popitem(last=False)
+            self._nbytes -= len(forgotten) + _PENDING_OVERHEAD
+
+    def add(self, short: bytes, chunks: list[int]) -> None:
+        """Keeps these chunks in addition to what was kept before."""
+        if not chunks:
+            return
+        bitmap = self.pop(short) or bytearray()
+        bitmap.extend(bytes(max(0, max(chunks) // 8 + 1 - len(bitmap))))
+        for index in chunks:
+            bitmap[index // 8] |= 1 << index % 8
+        self.put(short, bitmap)
+
+    def pop(self, short: bytes) -> bytearray | None:
+        """Forgets the bitmap of a manifest, and returns it."""
+        bitmap = self._bitmaps.pop(short, None)
+        if bitmap is not None:
+            self._nbytes -= len(bitmap) + _PENDING_OVERHEAD
+        return bitmap
 
 
 @dataclass(slots=True)
 class Peer:
     """near: in this node's region. publisher: it publishes. holds: flags per chunk of each manifest. surplus: useless
-    bytes that it sent, less the useful ones. pending: its bitmaps of manifests that this node does not know yet."""
+    bytes that it sent, less the useful ones."""
 
     name: str
     near: bool
@@ -21,7 +63,7 @@ class Peer:
     download: Download
     upload: Upload
     holds: dict[bytes, Bits] = field(default_factory=dict)
-    pending: Early = field(default_factory=Early)
+    pending: PendingBitfields = field(default_factory=PendingBitfields)
     surplus: int = 0
 
     def has(self, short: bytes, index: int) -> bool:

@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from p2psync.swarm.transfer import Bits
+from p2psync.swarm.exchange.bitmap import Bits
 
 #: 2^32 over the golden ratio.
 _MULTIPLIER = 2654435769

@@ -20,14 +20,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
+from p2psync.swarm.exchange.flight import Flight
 from p2psync.swarm.exchange.forwarding import Forwarding
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.trees import tag_of
 from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
-from p2psync.swarm.flight import Flight
-from p2psync.swarm.transfer import Bits
 
 _NEVER = float("inf")
 BYTES_PER_MBIT = 125_000

@@ -72,7 +72,7 @@ class Repair:
         config, download = self._state.config, peer.download
         first = next(iter(download.owed.values()))
         usual = first.size / (self._providers.planned_rate(peer) or config.prior_rate)
-        return download.silence(now) > config.silent_after + download.round_trip + usual
+        return download.silence(now) > max(config.silent_after, 2 * (download.round_trip + usual))
 
     def _sooner(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
         """Returns the holder that would bring a chunk soonest; None if it comes as soon (`expected` seconds) from the

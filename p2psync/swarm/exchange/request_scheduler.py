@@ -8,6 +8,7 @@ all other chunks will take. A parent that has brought its own part is asked soon
 from __future__ import annotations
 
 from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, SHORT_ID_BYTES, Chunk
+from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.peer import Peer
 from p2psync.swarm.exchange.picker import part_of, pick
 from p2psync.swarm.exchange.providers import Providers
@@ -15,7 +16,6 @@ from p2psync.swarm.exchange.repair import Repair
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.timeout import PushTimeout
 from p2psync.swarm.exchange.transfer import Transfer
-from p2psync.swarm.transfer import Bits
 
 _NEVER = float("inf")
 
@@ -36,9 +36,10 @@ class RequestScheduler:
         """A peer says to hold more chunks. tags: of each, the tree that it came down there; empty: none."""
         if transfer.complete:
             return
-        if transfer.pushed and tags and peer.name in self._state.trees.parents:
-            for index, tag in zip(chunks, tags, strict=False):
-                if index < transfer.chunks and transfer.open[index] and self._state.trees.parent_of(tag) == peer.name:
+        for index, tag in zip(chunks, tags, strict=False):
+            if tag and index < transfer.chunks and transfer.open[index]:
+                transfer.trees[index] = tag
+                if transfer.pushed and self._state.trees.parent_of(tag) == peer.name:
                     self._providers.announced(peer, transfer, index, now)
         self._look_soon(now)
         if not transfer.pushed:
@@ -146,15 +147,23 @@ class RequestScheduler:
     def _may_request(self, transfer: Transfer, now: float) -> bool:
         if transfer.complete:
             return False
-        since = now - self._state.config.held_for if transfer.pushed else now
+        lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
+        since = now if lacks_parents or not transfer.pushed else now - self._state.config.held_for
         return bool((transfer.open & (transfer.heard <= since)).any())
 
     def _overdue(self, transfer: Transfer, now: float) -> Bits:
         """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, and for
-        longer than the other chunks will take."""
-        age = max(self._timeout.seconds, self._providers.seconds_left(now))
+        longer than the other chunks will take; or whose parent in their tree is not connected."""
+        age = self._timeout.seconds
         overdue: Bits = transfer.open & (transfer.heard <= now - age)
+        if not self._state.trees.parents <= self._state.peers.keys():
+            orphans = [index for index, tag in transfer.trees.items() if self._is_orphaned(tag)]
+            overdue[orphans] = transfer.open[orphans]
         return overdue
+
+    def _is_orphaned(self, tag: int) -> bool:
+        parent = self._state.trees.parent_of(tag)
+        return bool(parent) and parent not in self._state.peers
 
     def _own_part(self, transfer: Transfer, now: float) -> Bits:
         """Returns flags of the chunks that this node may fetch from other regions: its part, and what another node of

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_REQUEST_CHUNKS, Cancel, Control
-from p2psync.swarm.actions import Action, Send
+from p2psync.swarm.exchange.actions import Action, Send
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.peer import Peer
 from p2psync.swarm.exchange.transfer import Transfer

@@ -10,7 +10,7 @@ from numpy.random import default_rng
 from numpy.typing import NDArray
 
 from p2psync.protocol.manifest import Manifest
-from p2psync.swarm.transfer import Bits
+from p2psync.swarm.exchange.bitmap import Bits
 
 #: Below so many chunks a loop is faster than numpy.
 _FEW = 24
@@ -25,7 +25,8 @@ class Transfer:
     (seconds); infinite: none is. provider: the peer that owes each chunk. second: another one that was asked for it,
     too. tags: of chunks that came, or go, down a tree
     of the plan. losses: how often the store lost each chunk; backoff_until: lost chunks that are not requested before a
-    time (seconds). sent: how often each was sent from here.
+    time (seconds). sent: how often each was sent from here. trees: of
+    chunks that peers hold, the tag of the tree that each goes down.
     missing: how many are needed. typical: bytes of one chunk on average. pushed: parents push the chunks here. silent:
     this node publishes it down the trees, and does not say yet what it holds.
     """
@@ -43,6 +44,7 @@ class Transfer:
     provider: dict[int, str] = field(default_factory=dict)
     second: dict[int, str] = field(default_factory=dict)
     tags: dict[int, int] = field(default_factory=dict)
+    trees: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     backoff_until: dict[int, float] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)

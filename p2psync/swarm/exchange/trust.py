@@ -7,7 +7,7 @@ beyond what it was ever asked for, outweigh its useful ones by far.
 
 from __future__ import annotations
 
-from p2psync.swarm.blame import Blame
+from p2psync.swarm.exchange.blame import Blame
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.peer import Peer
 

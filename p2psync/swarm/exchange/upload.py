@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.download import ChunkKey
-from p2psync.swarm.transfer import Bits
 
 #: Manifests that a peer may be subscribed to at a time; beyond it, the oldest subscription is forgotten.
 MAX_SUBSCRIPTIONS = 1024

@@ -9,11 +9,11 @@ chunks go in the order in which they were queued; requests take turns, with each
 from __future__ import annotations
 
 from p2psync.protocol.messages import Reject, Request
-from p2psync.swarm.actions import SendChunk
+from p2psync.swarm.exchange.actions import SendChunk
 from p2psync.swarm.exchange.peer import Peer
 from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.token_bucket import TokenBucket
 from p2psync.swarm.exchange.transfer import Transfer
-from p2psync.swarm.outflow import Outflow
 
 _NEVER = float("inf")
 
@@ -23,7 +23,7 @@ class UploadScheduler:
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
-        self.bucket = Outflow()
+        self.bucket = TokenBucket(state.config.burst, state.config.burst_seconds)
         self.sent_bytes = 0
         self.next_wake = _NEVER
         # Peers with connections that have room, which wait for the bucket.
@@ -82,7 +82,7 @@ class UploadScheduler:
         if peer.name in self._waiting:
             return
         while self._can_send(peer):
-            if self._waiting or not self.bucket.may(now):
+            if self._waiting or not self.bucket.allows(now):
                 self._waiting[peer.name] = None
                 self.next_wake = min(self.next_wake, self._next_turn(now))
                 return
@@ -92,7 +92,7 @@ class UploadScheduler:
         """Hands out chunks one after the other, as long as the bucket allows."""
         if now < self.next_wake:
             return
-        while self._waiting and self.bucket.may(now):
+        while self._waiting and self.bucket.allows(now):
             name = self._next_peer()
             del self._waiting[name]
             peer = self._state.peers.get(name)
@@ -103,7 +103,7 @@ class UploadScheduler:
         self.next_wake = self._next_turn(now) if self._waiting else _NEVER
 
     def _next_turn(self, now: float) -> float:
-        return self.bucket.wake(now) if self.bucket.rate else now
+        return self.bucket.wakes_at(now)
 
     def _next_peer(self) -> str:
         """Returns the peer whose chunk leaves next: of requests and pushes by turns, of requests the peer that waited
@@ -156,7 +156,7 @@ class UploadScheduler:
             return False
         size = transfer.manifest.sizes[index]
         peer.upload.flushing += size
-        self.bucket.took(size, now)
+        self.bucket.take(size, now)
         transfer.sent[index] = transfer.sent.get(index, 0) + 1
         self.sent_bytes += size
         self._state.actions.append(SendChunk(peer.name, transfer.id, index, size, transfer.tags.get(index, 0)))
