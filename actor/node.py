@@ -34,8 +34,8 @@ from p2psync.setting_checks import check_choice, check_flags, check_number, chec
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.synchronizer.follower import Follower
 from p2psync.warmup import WIDTHS
 
 #: Seconds between an engine's looks for damage, each a `stat` of every file. Readers may see damage for so long.

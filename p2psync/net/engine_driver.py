@@ -15,8 +15,8 @@ from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
-from p2psync.swarm.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
 from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
 
 T = TypeVar("T")
 #: Most chunks that the engine takes at once: others want its thread too.

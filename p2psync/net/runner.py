@@ -47,7 +47,8 @@ from p2psync.swarm.control.config import INITIAL_STREAMS, MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
 from p2psync.swarm.exchange.bitmap import Bits
-from p2psync.swarm.follower import (
+from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
+from p2psync.swarm.synchronizer.follower import (
     AbandonStage,
     Adopt,
     ChangedRun,
@@ -59,7 +60,6 @@ from p2psync.swarm.follower import (
     RefuseRun,
     Retire,
 )
-from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
 from p2psync.warmup import WIDTHS, Warmup, compiled
 
 #: How long one long poll of the view lasts (seconds).

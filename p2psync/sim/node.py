@@ -23,7 +23,8 @@ from p2psync.sim.hub import SimHub
 from p2psync.sim.links import LinkCallbacks, PeerLinks
 from p2psync.sim.network import SimHost, SimNetwork
 from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
-from p2psync.swarm.follower import (
+from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
+from p2psync.swarm.synchronizer.follower import (
     AbandonStage,
     Adopt,
     CommitStage,
@@ -35,7 +36,6 @@ from p2psync.swarm.follower import (
     Put,
     Retire,
 )
-from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
 
 #: Seconds of an engine's operations.
 OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01

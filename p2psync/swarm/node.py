@@ -28,7 +28,7 @@ from p2psync.swarm.exchange.actions import Action, Ban, Save, Vet
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
-from p2psync.swarm.follower import (
+from p2psync.swarm.synchronizer.follower import (
     AbandonStage,
     Adopt,
     ChangedRun,

@@ -25,9 +25,9 @@ from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.store.packs import Store
 from p2psync.swarm.exchange.actions import Save
-from p2psync.swarm.follower import Fetch, Follower, GetManifest, Phase, Retire
 from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.swarm.wishes import AbandonStage, Adopt, CommitStage, Forgo, OpenStage, Put
+from p2psync.swarm.synchronizer.actions import AbandonStage, Adopt, CommitStage, Forgo, OpenStage, Put
+from p2psync.swarm.synchronizer.follower import Fetch, Follower, GetManifest, Phase, Retire
 from p2psync.trainer.versions.builder import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.

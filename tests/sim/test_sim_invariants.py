@@ -10,8 +10,8 @@ from p2psync.sim import engine, run
 from p2psync.sim.build import SimConfig
 from p2psync.sim.run import SimFailure, run_sim
 from p2psync.swarm.exchange.exchange import Exchange
-from p2psync.swarm.follower import Follower
 from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.follower import Follower
 
 CALM = SimConfig(faults=(), liars=(), bound=20.0)
 

@@ -10,7 +10,7 @@ from swarm_parts import RUN, announce, digest_of, id_of, manifest_of, view_of
 from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.follower import (
+from p2psync.swarm.synchronizer.follower import (
     FIRST_PAUSE,
     FREE_DOUBTS,
     LAST_DOUBT_PAUSE,

@@ -13,7 +13,7 @@ from swarm_parts import announce, digest_of, id_of, manifest_of, view_of
 from p2psync.membership.runs import ANY, NEWEST
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.follower import (
+from p2psync.swarm.synchronizer.follower import (
     AbandonStage,
     Adopt,
     ChangedRun,

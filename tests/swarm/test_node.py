@@ -13,8 +13,8 @@ from p2psync.membership.records import Lease, NodeInfo, Role
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bitfield, Chunk
 from p2psync.protocol.versions import Position
 from p2psync.swarm.exchange.actions import Ban, Save, Send
-from p2psync.swarm.follower import Fetch, Follower, OpenStage, Retire
 from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
+from p2psync.swarm.synchronizer.follower import Fetch, Follower, OpenStage, Retire
 from tests.exchange.exchange_trees import relay_plan
 
 CONFIG = NodeConfig(max_peers=4, most_peers=6)

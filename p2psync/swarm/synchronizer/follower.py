@@ -28,8 +28,7 @@ from p2psync.membership.runs import NEWEST
 from p2psync.protocol.lineage import VersionKey, missing_bytes, newest_announcement, resolve, target_key
 from p2psync.protocol.manifest import Manifest, check_consecutive
 from p2psync.protocol.versions import PathStep, Position
-from p2psync.swarm.run_choice import RunChoice
-from p2psync.swarm.wishes import (
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     ChangedRun,
@@ -44,6 +43,7 @@ from p2psync.swarm.wishes import (
     RefuseRun,
     Retire,
 )
+from p2psync.swarm.synchronizer.run_choice import RunChoice
 
 __all__ = [
     "AbandonStage",

@@ -8,7 +8,7 @@ from __future__ import annotations
 from p2psync.membership.records import View
 from p2psync.membership.runs import NEWEST, RefusalReason, RunRefusal, why_not
 from p2psync.protocol.versions import Position
-from p2psync.swarm.wishes import ChangedRun, RefuseRun
+from p2psync.swarm.synchronizer.actions import ChangedRun, RefuseRun
 
 
 class RunChoice:

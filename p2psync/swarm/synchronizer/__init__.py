@@ -1,0 +1,1 @@
+"""Which version a node fetches next, and when it goes live. Sans-I/O."""
