@@ -216,7 +216,7 @@ class RequestStreams(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """One chunk's bytes, not yet verified. tag: of the plan's tree (see `swarm.trees`); 0: none."""
+    """One chunk's bytes, not yet verified. tag: of the plan's tree (see `swarm.exchange.trees`); 0: none."""
 
     manifest: bytes
     index: int

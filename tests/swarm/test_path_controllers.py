@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from p2psync.protocol.plan import NodePlan, TreePosition
+from p2psync.swarm.control.min_rtt_refresh import HELD
 from p2psync.swarm.control.path_controller import FIRST, QUEUE
 from p2psync.swarm.control.path_controllers import REST, PathControllers
-from p2psync.swarm.control.renewal import HELD
 from p2psync.swarm.control.tcp_sample import TcpSample
 
 PART = 125_000 * 10.0
@@ -211,7 +211,7 @@ def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so
     assert node.far.rates[-1] == pytest.approx(HELD * PART)
 
 
-def test_who_lacks_vigour_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
+def test_a_slow_path_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
     node.far.can_restart = False
     node.run(1, 0.0, rate=0.3 * PART)
     assert node.far.begun == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.swarm.control.fading import HALF
+from p2psync.swarm.control.decaying_max import HALF
 from p2psync.swarm.control.send_time import LEAST_NOTSENT, MOST_NOTSENT, UNKNOWN_RATE, SendTime, notsent_for
 
 

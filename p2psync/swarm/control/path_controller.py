@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.tally import IntervalCounters
+from p2psync.swarm.control.interval_counters import IntervalCounters
 
 #: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
 #: many losses, and with them; and from which on it is held no more, of what it was held to last.
@@ -55,7 +55,7 @@ class PathController:
         self._cuts = 0
         self._alone = 0
         self._early = False
-        self._tally = IntervalCounters()
+        self._counters = IntervalCounters()
 
     def planned(self, part: float) -> None:
         """The plan has so much for this path now. What it takes back shows in losses, if anybody else sends it."""
@@ -76,17 +76,17 @@ class PathController:
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
-        self._tally.clear()
+        self._counters.clear()
 
     def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> None:
         """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
         came through."""
-        tally = self._tally
-        tally.add(seconds, sent, resent, delivered)
-        if tally.sent < LEAST:
+        counters = self._counters
+        counters.add(seconds, sent, resent, delivered)
+        if counters.sent < LEAST:
             return
-        lost, came = tally.lost, tally.came
-        tally.clear()
+        lost, came = counters.lost, counters.came
+        counters.clear()
         if self._alone:
             self._alone -= 1
         elif lost > MANY:

@@ -1,5 +1,5 @@
 """Holds connections to the parts that the plan gives them, where they lose much, and has those begin anew that bring
-far less, or would be stopped: joins `pacing`, `vigour` and `renewal` to a node's connections."""
+far less, or would be stopped: joins path controllers, slow-path restarts and the min-RTT refresh to connections."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TypeAlias
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.control.config import NEAR_RTT
 from p2psync.swarm.control.connections import Connection, Connections
+from p2psync.swarm.control.min_rtt_refresh import MinRttRefresh
 from p2psync.swarm.control.node_estimates import LONGEST, MBIT, TALK
 from p2psync.swarm.control.path_controller import PathController, haste
-from p2psync.swarm.control.renewal import Renewals
+from p2psync.swarm.control.slow_path import SlowPathDetector
 from p2psync.swarm.control.tcp_sample import TcpSample
-from p2psync.swarm.control.vigour import Vigour
 
 #: Of one connection: seconds since it was read last, its reading then, and now.
 _Moved: TypeAlias = tuple[float, TcpSample, TcpSample]
@@ -30,8 +30,8 @@ class PathControllers:
         self._peers = peers
         self.stops = stops
         self._path_controllers: dict[str, PathController] = {}
-        self._vigours: dict[str, Vigour] = {}
-        self._renewals = Renewals()
+        self._slow_paths: dict[str, SlowPathDetector] = {}
+        self._refresh = MinRttRefresh()
         #: Bytes a second that the plan foresees for a transfer.
         self._rate = 0.0
         #: When connections that carry nothing began anew last.
@@ -52,9 +52,9 @@ class PathControllers:
         for name, part in parts.items():
             self._path_controllers[name].planned(part)
         rates = {name: rate / MBIT for name, rate in plan.rates_to().items()}
-        self._vigours = {name: self._vigours.get(name) or Vigour(rate) for name, rate in rates.items()}
+        self._slow_paths = {name: self._slow_paths.get(name) or SlowPathDetector(rate) for name, rate in rates.items()}
         for name, rate in rates.items():
-            self._vigours[name].planned(rate)
+            self._slow_paths[name].planned(rate)
 
     def begin(self, quiet: Collection[str], now: float, nbytes: int) -> None:
         """A transfer of so many bytes begins. quiet: peers far away to whom nothing flowed of late; now: seconds.
@@ -96,10 +96,10 @@ class PathControllers:
                 flows.setdefault(sample.peer, []).append((now - at, before, sample))
         for name, pace in self._path_controllers.items():
             _look(pace, [] if name in probed else flows.get(name, []))
-        for name, vigour in self._vigours.items():
+        for name, slow_path in self._slow_paths.items():
             if name in self._path_controllers:
-                vigour.held(self._path_controllers[name].rate)
-            if _look(vigour, [] if name in probed else flows.get(name, [])):
+                slow_path.held(self._path_controllers[name].rate)
+            if _look(slow_path, [] if name in probed else flows.get(name, [])):
                 self._restart(name, now)
         if self.stops:
             self._renew({name: flows[name] for name in self._path_controllers.keys() & flows.keys() - set(probed)}, now)
@@ -117,7 +117,7 @@ class PathControllers:
         for stream in ready:
             stream.restart()
         if ready:
-            self._renewals.begun([name], now)
+            self._refresh.begun([name], now)
 
     def _may_begin_anew(self, name: str) -> bool:
         return all(stream.can_restart for stream in self._peers.streams(name))
@@ -131,13 +131,13 @@ class PathControllers:
         }
         trips = {name: max(after.rtt for _, _, after in moved) for name, moved in pressed.items()}
         spent = max((seconds for moved in pressed.values() for seconds, _, _ in moved), default=0.0)
-        self._renewals.keep(self._path_controllers)
-        for name in self._renewals.due(came, trips, spent, now):
+        self._refresh.keep(self._path_controllers)
+        for name in self._refresh.due(came, trips, spent, now):
             self._restart(name, now)
 
     def _hold(self, probed: Collection[str], now: float) -> None:
         wanted = {name: pace.rate for name, pace in self._path_controllers.items() if pace.rate}
-        for name, rate in self._renewals.limits(now).items():
+        for name, rate in self._refresh.limits(now).items():
             wanted[name] = min(rate, wanted.get(name, rate))
         for name in sorted((wanted.keys() | self.held).difference(probed)):
             self._hold_one(name, wanted.get(name, 0.0))
@@ -155,7 +155,7 @@ def _is_pressed(flows: Sequence[_Moved]) -> bool:
     return pressed and max(seconds for seconds, _, _ in flows) <= LONGEST
 
 
-def _look(pace: PathController | Vigour, flows: Sequence[_Moved]) -> bool | None:
+def _look(pace: PathController | SlowPathDetector, flows: Sequence[_Moved]) -> bool | None:
     """Tell what the connections to one peer did since they were read last; returns the answer."""
     seconds = max((seconds for seconds, _, _ in flows), default=0.0)
     if not _is_pressed(flows):

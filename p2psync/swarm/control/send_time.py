@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.fading import Fading
+from p2psync.swarm.control.decaying_max import DecayingMax
 
 #: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they
 #: may (seconds): what waits there cannot be overtaken, nor called off.
@@ -23,7 +23,7 @@ class SendTime:
     def __init__(self) -> None:
         #: Bytes a second that the window let out at the last estimate; at most what the connection is held to.
         self.rate = 0.0
-        self._fading = Fading()
+        self._largest_window = DecayingMax()
 
     def seconds(self, size: int, waits: int, window: float, held_to: float, now: float) -> float:
         """Returns the seconds until `size` bytes more will have been sent.
@@ -33,7 +33,7 @@ class SendTime:
         """
         most = held_to or math.inf
         self.rate = min(window, most)
-        rate = min(self._fading.seen(window, now), most)
+        rate = min(self._largest_window.seen(window, now), most)
         return (waits + size) / (rate or UNKNOWN_RATE)
 
 

@@ -21,7 +21,7 @@ HELD, FADES = 1.05, 0.98
 TRIPS, LEAST = 6.0, 0.5
 
 
-class Renewals:
+class MinRttRefresh:
     """The paths of one node. Seconds, and bytes a second."""
 
     def __init__(self) -> None:

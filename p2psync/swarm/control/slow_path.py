@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.tally import IntervalCounters
+from p2psync.swarm.control.interval_counters import IntervalCounters
 
-#: A path lacks vigour that brings less than this part of what is planned.
+#: A path is slow that brings less than this part of what is planned.
 LACK = 0.65
 #: One that brings so many times what it brought in the look before is growing by itself.
 GROWING = 1.5
@@ -28,7 +28,7 @@ LOOK, ENOUGH, GROWS = 0.25, 2, 2.0
 HELPED, TRIES = 1.3, 2
 
 
-class Vigour:
+class SlowPathDetector:
     """What one peer is sent, beside what the plan has for it."""
 
     def __init__(self, planned: float) -> None:
@@ -40,7 +40,7 @@ class Vigour:
         self._lacking = 0
         self._came_last = math.inf
         self._held = math.inf
-        self._tally = IntervalCounters()
+        self._counters = IntervalCounters()
 
     def planned(self, planned: float) -> None:
         """The plan has so much for this path now."""
@@ -53,19 +53,19 @@ class Vigour:
 
     def pause(self) -> None:
         """What was seen since the last look tells nothing."""
-        self._tally.clear()
+        self._counters.clear()
         self._came_last = math.inf
 
     def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> bool:
         """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
         came through. Returns whether to begin anew."""
-        tally = self._tally
-        tally.add(seconds, sent, resent, delivered)
-        if tally.seconds < LOOK:
+        counters = self._counters
+        counters.add(seconds, sent, resent, delivered)
+        if counters.seconds < LOOK:
             return False
-        came, lost = tally.came, tally.lost
-        self._since += tally.seconds
-        tally.clear()
+        came, lost = counters.came, counters.lost
+        self._since += counters.seconds
+        counters.clear()
         grows, self._came_last = came >= GROWING * self._came_last, came
         lacks = came < LACK * min(self._planned, self._held) and lost < LOSES and not grows
         self._lacking = self._lacking + 1 if lacks else 0

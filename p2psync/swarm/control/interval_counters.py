@@ -1,4 +1,4 @@
-"""What one path did since it was looked at last: the counters that `pacing` and `vigour` judge by. Pure."""
+"""What one path did since it was looked at last: the counters by which path control and slow-path restarts judge."""
 
 from __future__ import annotations
 

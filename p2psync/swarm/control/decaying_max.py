@@ -12,7 +12,7 @@ from __future__ import annotations
 HALF = 0.4
 
 
-class Fading:
+class DecayingMax:
     """The widest window of late, as a rate."""
 
     def __init__(self) -> None:
