@@ -173,7 +173,7 @@ def test_chunks_before_their_manifest_are_bounded_and_taken_from_parents_only() 
     bench.swarm.follow(relay_plan(("p", "")), 0.0)
     bench.peer("p")
     bench.peer("x")
-    early = bench.swarm._pending
+    early = bench.swarm._intake.pending
     bench.say("x", Chunk(b"unknown0", 0, bytes(1 << 20), tag_of(1, 0)))
     assert early.nbytes == 0
     for i in range(20):

@@ -9,6 +9,7 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.sim import engine, run
 from p2psync.sim.build import SimConfig
 from p2psync.sim.run import SimFailure, run_sim
+from p2psync.swarm.exchange.chunk_intake import ChunkIntake
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.swarm.node import NodeCore
 from p2psync.swarm.synchronizer.follower import Follower
@@ -74,7 +75,7 @@ def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Exchange, "_sent_useless", lambda self, peer, size, now: None)
+    monkeypatch.setattr(ChunkIntake, "_sent_useless", lambda self, peer, size, now: None)
     assert failure(SimConfig(faults=(), liars=("flooder",))).kind == "waste"
 
 

@@ -7,8 +7,7 @@ actions.
 
 The publisher sends chunks down the plan's trees (`publisher_sender`), parents forward them (`forwarding`), and chunks
 that do not come so, or all of them where there is no plan, are requested (`request_scheduler`). All leave by the queues
-of the `upload_scheduler`. This module holds what they share: which manifests are exchanged, which peers hold what, and
-what happens with a chunk that comes.
+of the `upload_scheduler`. This module joins these parts, begins and ends transfers, and knows the peers.
 """
 
 from __future__ import annotations
@@ -38,17 +37,16 @@ from p2psync.protocol.messages import (
     Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.exchange.actions import Action, Ban, Complete, Recheck, Save, Vet
+from p2psync.swarm.exchange.actions import Action, Ban, Complete, Vet
+from p2psync.swarm.exchange.availability import Availability
 from p2psync.swarm.exchange.bitmap import Bits, pack_bitmap, unpack_bitmap
-from p2psync.swarm.exchange.blame import MAX_BLAMED
+from p2psync.swarm.exchange.chunk_intake import ChunkIntake
 from p2psync.swarm.exchange.config import ExchangeConfig
-from p2psync.swarm.exchange.downlink import Downlink
 from p2psync.swarm.exchange.download import Download
 from p2psync.swarm.exchange.forwarding import Forwarding
 from p2psync.swarm.exchange.gossip import ManifestGossiper
 from p2psync.swarm.exchange.have_batch import HaveBatch
 from p2psync.swarm.exchange.peer import Peer
-from p2psync.swarm.exchange.pending_chunks import PendingChunks
 from p2psync.swarm.exchange.publisher_sender import PublisherSender
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
@@ -73,13 +71,9 @@ class Exchange:
         self._requests = RequestScheduler(self._state)
         self._gossip = ManifestGossiper(self._state)
         self._trust = Trust(config)
-        self._downlink = Downlink()
-        self._pending = PendingChunks()
+        self._availability = Availability(self._state, self._requests, self._publisher)
+        self._intake = ChunkIntake(self._state, self._requests, self._forwarding, self._haves, self._trust, self._ban)
         self._accepts = b""
-        self.received_bytes = 0
-        self.wasted_bytes = 0
-        #: Of useful chunks that parents pushed.
-        self.pushed_bytes = 0
 
     # ---- transfers -------------------------------------------------------------------------------------------------
 
@@ -102,7 +96,7 @@ class Exchange:
         for peer in self._peers.values():
             pending = peer.pending.pop(short)
             if pending is not None:
-                self._set_holds(peer, short, unpack_bitmap(bytes(pending), manifest.chunks), now)
+                self._availability.set_holds(peer, short, unpack_bitmap(bytes(pending), manifest.chunks), now)
         if manifest.base is None or manifest.version == manifest.base + 1:
             for peer in self._peers.values():
                 if peer.upload.accepts == manifest.base_digest:
@@ -113,8 +107,8 @@ class Exchange:
         for name in self._peers:
             self._forwarding.announce_all(name, transfer, short)
         self._begun(short, transfer, now)
-        for name, chunk in self._pending.pop(short):
-            self._on_known_chunk(name, chunk, now)
+        for name, chunk in self._intake.pending.pop(short):
+            self._intake.known(name, chunk, now)
 
     def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
         if transfer.complete:
@@ -236,7 +230,22 @@ class Exchange:
     @property
     def fetch_rate(self) -> float:
         """See `Downlink.rate`."""
-        return self._downlink.rate
+        return self._intake.downlink.rate
+
+    @property
+    def received_bytes(self) -> int:
+        """Bytes of chunks that came."""
+        return self._intake.received_bytes
+
+    @property
+    def wasted_bytes(self) -> int:
+        """Bytes of chunks that were of no use."""
+        return self._intake.wasted_bytes
+
+    @property
+    def pushed_bytes(self) -> int:
+        """Bytes of useful chunks that parents pushed."""
+        return self._intake.pushed_bytes
 
     @property
     def sent_bytes(self) -> int:
@@ -256,7 +265,7 @@ class Exchange:
     def needs(self, short: bytes, index: int) -> bool:
         """Returns whether a chunk (manifest: short id) is wanted and not held."""
         transfer = self._transfers.get(short)
-        return transfer is not None and 0 <= index < transfer.chunks and bool(transfer.needed[index])
+        return transfer is not None and transfer.needs(index)
 
     # ---- peers -----------------------------------------------------------------------------------------------------
 
@@ -352,19 +361,19 @@ class Exchange:
             return
         match message:
             case Chunk():
-                self._on_chunk(peer, message, now)
+                self._intake.came(peer, message, now)
             case Have():
-                self._on_have(peer, message, now)
+                self._availability.have(peer, message, now)
             case Bitfield():
-                self._on_bitfield(peer, message, now)
+                self._availability.bitfield(peer, message, now)
             case DontHave():
-                self._on_dont_have(peer, message.manifest, now)
+                self._availability.dont_have(peer, message.manifest, now)
             case Request():
                 self._uploads.requested(peer, message, now)
             case Cancel():
                 peer.upload.cancel(message.manifest, message.chunks)
             case Reject():
-                self._on_reject(peer, message, now)
+                self._availability.reject(peer, message, now)
             case Subscribe():
                 self._on_subscribe(peer, message, now)
             case AcceptNext():
@@ -372,118 +381,11 @@ class Exchange:
             case ManifestGossip():
                 self._gossip.came(name, message)
             case BadChunk():
-                self._on_bad_chunk(peer, message, now)
+                self._intake.accused(peer, message, now)
             case Ping():
                 self._state.send(name, Pong(message.token))
             case _:
                 pass
-
-    def _on_chunk(self, peer: Peer, chunk: Chunk, now: float) -> None:
-        size = len(chunk.data)
-        self.received_bytes += size
-        if not any(transfer.provider for transfer in self._transfers.values()):
-            self._downlink.begin(now)
-        self._downlink.arrived(size, now)
-        if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._state.trees.parents:
-            # Its manifest is on its way; until then it counts as useless, so that no peer can send such for ever.
-            self._sent_useless(peer, size, now)
-            self._pending.put(peer.name, chunk)
-        else:
-            self._on_known_chunk(peer.name, chunk, now)
-
-    def _on_known_chunk(self, name: str, chunk: Chunk, now: float) -> None:
-        peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
-        if peer is None:
-            return
-        if transfer is None or not self.needs(chunk.manifest, chunk.index):
-            self._on_useless_chunk(peer, transfer, chunk, now)
-        elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
-            self._gain(peer, transfer, chunk, now)
-        else:
-            self.wasted_bytes += len(chunk.data)
-            seconds = self._trust.blame.wrong_chunk(name, chunk.manifest, chunk.index, now)
-            self._ban(name, f"chunk {chunk.index} did not have the hash that the manifest signs", now, seconds)
-
-    def _on_useless_chunk(self, peer: Peer, transfer: Transfer | None, chunk: Chunk, now: float) -> None:
-        """A chunk came that was cancelled too late, came from another peer before, or was never asked for."""
-        size, credit = len(chunk.data), peer.download.credit
-        self.wasted_bytes += size
-        if transfer is not None:
-            self._requests.release(peer, transfer, chunk.index)
-        peer.download.credit = max(0, credit - size)
-        self._sent_useless(peer, max(0, size - credit), now)
-
-    def _sent_useless(self, peer: Peer, size: int, now: float) -> None:
-        if self._trust.sent_useless(peer, size):
-            self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now)
-
-    def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
-        short, size = chunk.manifest, len(chunk.data)
-        peer.surplus = max(0, peer.surplus - size)
-        if self._requests.arrived(peer, transfer, chunk, now):
-            self.pushed_bytes += size
-        self._state.actions.append(Save(transfer.id, chunk.index, chunk.data))
-        self._forwarding.forward(transfer, short, chunk.index, chunk.tag, now)
-        self._haves.add(short, transfer, chunk.index, now)
-        if transfer.complete:
-            self._state.actions.append(Complete(transfer.id))
-            self._haves.announce()
-        self._requests.filled(peer, transfer, now)
-
-    def _on_bitfield(self, peer: Peer, message: Bitfield, now: float) -> None:
-        transfer = self._transfers.get(message.manifest)
-        if transfer is None:
-            peer.pending.put(message.manifest, message.bitmap)
-            return
-        self._set_holds(peer, message.manifest, unpack_bitmap(message.bitmap, transfer.chunks), now)
-        self._requests.announced(peer, transfer, [], [], now)
-
-    def _set_holds(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:
-        transfer, before = self._transfers[short], peer.holds.get(short)
-        if before is not None:
-            transfer.rarity -= before
-        peer.holds[short] = flags
-        transfer.rarity += flags
-        transfer.heard[flags] = np.minimum(transfer.heard[flags], now)
-        self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
-
-    def _on_have(self, peer: Peer, have: Have, now: float) -> None:
-        peer.download.has_backlog(have.backlog, now)
-        transfer = self._transfers.get(have.manifest)
-        if transfer is None:
-            peer.pending.add(have.manifest, have.chunks)
-            return
-        theirs = peer.holds.get(have.manifest)
-        if theirs is None:
-            theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
-        new = transfer.learn(theirs, have.chunks, now)
-        self._publisher.held_by_peer(have.manifest, new, now)
-        self._requests.announced(peer, transfer, have.chunks, have.tags, now)
-
-    def _on_dont_have(self, peer: Peer, short: bytes, now: float) -> None:
-        peer.pending.pop(short)
-        peer.upload.subscribe(short, False)
-        theirs = peer.holds.pop(short, None)
-        transfer = self._transfers.get(short)
-        if theirs is None or transfer is None:
-            return
-        transfer.rarity -= theirs
-        for index in [index for key, index in peer.download.owed if key == short]:
-            self._requests.release(peer, transfer, index)
-        self._requests.fill_all(now)
-
-    def _on_reject(self, peer: Peer, reject: Reject, now: float) -> None:
-        transfer = self._transfers.get(reject.manifest)
-        theirs = peer.holds.get(reject.manifest)
-        if transfer is None or theirs is None:
-            return
-        for index in reject.chunks:
-            if index < transfer.chunks:
-                self._requests.release(peer, transfer, index)
-                if theirs[index]:
-                    theirs[index] = False
-                    transfer.rarity[index] -= 1
-        self._requests.fill_all(now)
 
     def _on_subscribe(self, peer: Peer, message: Subscribe, now: float) -> None:
         peer.upload.subscribe(message.manifest, message.wanted)
@@ -491,15 +393,6 @@ class Exchange:
         if transfer is not None and message.wanted:
             self._forwarding.subscribed(peer.name, transfer, message.manifest, now)
             self._publisher.subscribed(message.manifest, now)
-
-    def _on_bad_chunk(self, peer: Peer, message: BadChunk, now: float) -> None:
-        """A peer accuses this node; it may lie, so that the store alone is believed."""
-        transfer = self._transfers.get(message.manifest)
-        if transfer is None or not message.chunks or not self._trust.blame.may_recheck(peer.name, now):
-            return
-        for index in message.chunks[:MAX_BLAMED]:
-            if index < transfer.chunks and transfer.held[index]:
-                self._state.actions.append(Recheck(transfer.id, index))
 
     def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
         until = self._trust.ban(name, now, self._config.ban if seconds is None else seconds)

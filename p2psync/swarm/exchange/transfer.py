@@ -93,6 +93,10 @@ class Transfer:
         """How many chunks the manifest has."""
         return len(self.held)
 
+    def needs(self, index: int) -> bool:
+        """Returns whether a chunk is wanted and not held; False for one that the manifest does not have."""
+        return 0 <= index < self.chunks and bool(self.needed[index])
+
     def learn(self, theirs: Bits, chunks: list[int], now: float) -> list[int]:
         """A peer that held `theirs` (flags; set here) holds these chunks, too. Returns those that are new."""
         if len(chunks) < _FEW:

@@ -1,0 +1,75 @@
+"""Availability: which peers hold which chunks, by their Haves and bitfields."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from p2psync.protocol.messages import Bitfield, Have, Reject
+from p2psync.swarm.exchange.bitmap import Bits, unpack_bitmap
+from p2psync.swarm.exchange.peer import Peer
+from p2psync.swarm.exchange.publisher_sender import PublisherSender
+from p2psync.swarm.exchange.request_scheduler import RequestScheduler
+from p2psync.swarm.exchange.state import SwarmState
+
+
+class Availability:
+    """What the peers of one node hold."""
+
+    def __init__(self, state: SwarmState, requests: RequestScheduler, publisher: PublisherSender) -> None:
+        self._requests, self._publisher = requests, publisher
+        self._transfers = state.transfers
+
+    def bitfield(self, peer: Peer, message: Bitfield, now: float) -> None:
+        transfer = self._transfers.get(message.manifest)
+        if transfer is None:
+            peer.pending.put(message.manifest, message.bitmap)
+            return
+        self.set_holds(peer, message.manifest, unpack_bitmap(message.bitmap, transfer.chunks), now)
+        self._requests.announced(peer, transfer, [], [], now)
+
+    def set_holds(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:
+        transfer, before = self._transfers[short], peer.holds.get(short)
+        if before is not None:
+            transfer.rarity -= before
+        peer.holds[short] = flags
+        transfer.rarity += flags
+        transfer.heard[flags] = np.minimum(transfer.heard[flags], now)
+        self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
+
+    def have(self, peer: Peer, have: Have, now: float) -> None:
+        peer.download.has_backlog(have.backlog, now)
+        transfer = self._transfers.get(have.manifest)
+        if transfer is None:
+            peer.pending.add(have.manifest, have.chunks)
+            return
+        theirs = peer.holds.get(have.manifest)
+        if theirs is None:
+            theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
+        new = transfer.learn(theirs, have.chunks, now)
+        self._publisher.held_by_peer(have.manifest, new, now)
+        self._requests.announced(peer, transfer, have.chunks, have.tags, now)
+
+    def dont_have(self, peer: Peer, short: bytes, now: float) -> None:
+        peer.pending.pop(short)
+        peer.upload.subscribe(short, False)
+        theirs = peer.holds.pop(short, None)
+        transfer = self._transfers.get(short)
+        if theirs is None or transfer is None:
+            return
+        transfer.rarity -= theirs
+        for index in [index for key, index in peer.download.owed if key == short]:
+            self._requests.release(peer, transfer, index)
+        self._requests.fill_all(now)
+
+    def reject(self, peer: Peer, reject: Reject, now: float) -> None:
+        transfer = self._transfers.get(reject.manifest)
+        theirs = peer.holds.get(reject.manifest)
+        if transfer is None or theirs is None:
+            return
+        for index in reject.chunks:
+            if index < transfer.chunks:
+                self._requests.release(peer, transfer, index)
+                if theirs[index]:
+                    theirs[index] = False
+                    transfer.rarity[index] -= 1
+        self._requests.fill_all(now)
