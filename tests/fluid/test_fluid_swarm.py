@@ -50,7 +50,7 @@ def test_queues_stay_short_while_hundreds_of_haves_arrive(seed: int) -> None:
     (version,) = figures.versions
     assert version.missed == 0
     assert version.ratio is not None and version.ratio < 1.24
-    assert figures.wasted < 0.0005
+    assert figures.wasted < 0.01
 
 
 def test_the_trace_records_each_nodes_and_regions_progress(run: tuple[SwarmFigures, Trace]) -> None:

@@ -110,7 +110,7 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
     done: list[str] = []
 
     def vetted(vet: Vet, what: Manifest, now: float) -> bool:
-        core.swarm._ground.send("child", ManifestGossip(vet.id, vet.signed))
+        core.swarm._state.send("child", ManifestGossip(vet.id, vet.signed))
         return taken
 
     def send(name: str, message: Control) -> None:

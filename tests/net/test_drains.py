@@ -107,13 +107,13 @@ async def test_what_was_measured_is_looked_at_since_the_hub_may_have_to_hear_of_
 
 
 async def test_a_ban_is_looked_at_as_a_whole_since_others_may_be_dialled_then(node: Node) -> None:
-    node.core.swarm._ground.actions.append(Ban("peer", "it lies", 1e9))
+    node.core.swarm._state.actions.append(Ban("peer", "it lies", 1e9))
     node.runner._kick_swarm()
     assert await node.settled() == (2, 1)
 
 
 async def test_a_failed_save_is_looked_at_as_a_whole_since_the_transfer_ends(node: Node) -> None:
     signed, _, chunks = make_pack(1, [10])
-    node.core.swarm._ground.actions.append(Save(signed.id, 0, chunks[0]))
+    node.core.swarm._state.actions.append(Save(signed.id, 0, chunks[0]))
     node.runner._kick_swarm()
     assert await node.settled() == (2, 1)

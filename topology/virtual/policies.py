@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.topology.virtual.swarm import VirtualOptions
 
 
@@ -21,8 +23,20 @@ def _without_probing(options: VirtualOptions) -> VirtualOptions:
     return replace(options, node=replace(options.node, measure=measure))
 
 
+def _with_exchange(options: VirtualOptions, swarm: ExchangeConfig) -> VirtualOptions:
+    return replace(options, node=replace(options.node, swarm=swarm))
+
+
 POLICIES: dict[str, Policy] = {
     "default": Policy("every node as it is installed", lambda options: options),
+    "no-repair": Policy(
+        "what a slow peer owes is requested of no second one",
+        lambda options: _with_exchange(options, replace(options.node.swarm, short_wait=math.inf)),
+    ),
+    "no-free-parents": Policy(
+        "parents that have pushed their part are not asked for more",
+        lambda options: _with_exchange(options, replace(options.node.swarm, held_for=math.inf)),
+    ),
     "no-probing": Policy("nodes measure what flows, and send no probes", _without_probing),
     "one-stream": Policy(
         "one connection to each peer", lambda options: replace(options, node=replace(options.node, streams=1))

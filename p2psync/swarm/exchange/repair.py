@@ -4,8 +4,7 @@ What a peer owes takes (bytes owed) / (rate), and no less than it has been silen
 take, its last chunks are requested a second time, as long as another holder with an idle uplink brings them sooner.
 
 Paths between regions share links, and the plan has filled these. So the other one is a node of this region, or a free
-parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent, or is no
-parent.
+parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class Repair:
     def _sooner(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
         """Returns the holder that would bring a chunk soonest; None if it comes as soon (`expected` seconds) from the
         peer that owes it."""
-        is_planned = peer.near or peer.name in self._state.trees.parents
-        anybody = not is_planned or self._is_silent(peer, now)
+        anybody = self._is_silent(peer, now)
         best, least = None, expected
         for other in self._state.peers.values():
             if other is peer or other.download.snubbed or not other.has(*key):

@@ -1,8 +1,8 @@
 """The request scheduler: which chunks that nobody owes are requested of which peer.
 
 Chunks are requested over windows, the rarest first: at once where no parent pushes the manifest's chunks here.
-Otherwise a chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`) and than
-all other chunks will take. A parent that has brought its own part is asked sooner, for what others were to bring.
+Otherwise a chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). A parent
+that has brought its own part is asked sooner, for what others were to bring.
 """
 
 from __future__ import annotations
@@ -137,25 +137,29 @@ class RequestScheduler:
                 # The chunks come down the trees, later; requests would hold up those before them.
                 return None
             if self._providers.is_free(peer, short):
-                return candidates & (transfer.heard <= now - self._state.config.held_for)
+                return candidates & (transfer.heard <= now - self._held_for)
             if not peer.near and self._providers.free_parents(short):
                 # Paths between regions share links, of which the free parents have a part.
                 return None
             candidates = self._overdue(transfer, now)
-        return candidates if peer.near or not candidates.any() else candidates & self._own_part(transfer, now)
+        return candidates if peer.near or not candidates.any() else self._own_part(candidates, transfer, now)
+
+    @property
+    def _held_for(self) -> float:
+        """Seconds for which some peer must have held a chunk for a free parent to be asked for it."""
+        return min(self._state.config.held_for, self._timeout.seconds)
 
     def _may_request(self, transfer: Transfer, now: float) -> bool:
         if transfer.complete:
             return False
         lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
-        since = now if lacks_parents or not transfer.pushed else now - self._state.config.held_for
+        since = now if lacks_parents or not transfer.pushed else now - self._held_for
         return bool((transfer.open & (transfer.heard <= since)).any())
 
     def _overdue(self, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, and for
-        longer than the other chunks will take; or whose parent in their tree is not connected."""
-        age = self._timeout.seconds
-        overdue: Bits = transfer.open & (transfer.heard <= now - age)
+        """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, or whose
+        parent in their tree is not connected."""
+        overdue: Bits = transfer.open & (transfer.heard <= now - self._timeout.seconds)
         if not self._state.trees.parents <= self._state.peers.keys():
             orphans = [index for index, tag in transfer.trees.items() if self._is_orphaned(tag)]
             overdue[orphans] = transfer.open[orphans]
@@ -165,16 +169,16 @@ class RequestScheduler:
         parent = self._state.trees.parent_of(tag)
         return bool(parent) and parent not in self._state.peers
 
-    def _own_part(self, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of the chunks that this node may fetch from other regions: its part, and what another node of
-        the region should have fetched by now."""
+    def _own_part(self, candidates: Bits, transfer: Transfer, now: float) -> Bits:
+        """Returns flags of those of these chunks that this node fetches from other regions: its own part first, and
+        then what another node of the region should have fetched by now."""
         others = [peer.name for peer in self._state.peers.values() if peer.near and self._fetches(peer, transfer)]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:
             self._wake_at(now + after)
-        part: Bits = part_of(transfer.chunks, rank, 1 + len(others)) | (transfer.heard <= now - after)
-        return part
+        own: Bits = candidates & part_of(transfer.chunks, rank, 1 + len(others))
+        return own if own.any() else candidates & (transfer.heard <= now - after)
 
     def _fetches(self, peer: Peer, transfer: Transfer) -> bool:
         theirs = peer.holds.get(transfer.id[:SHORT_ID_BYTES])
