@@ -28,21 +28,22 @@ class OwedChunk:
 class Download:
     """One peer as a sender. Bytes and seconds.
 
-    owed: the chunks that it will send here, in the order of its queue. nbytes: of them. credit: bytes that it was
-    asked for, whether or not the request was given up, and has not sent. round_trip: least seen between a request,
-    while the peer owed nothing else, and its chunk. snubbed: it let a request time out, and has delivered nothing
-    since.
+    owed: the chunks that it will send here, in the order of its queue. nbytes: of them. announced: how many of them it
+    announced and will push. credit: bytes that it was asked for, whether or not the request was given up, and has not
+    sent. round_trip: least seen between a request, while the peer owed nothing else, and its chunk. snubbed: it let a
+    request time out, and has delivered nothing since.
     """
 
     __slots__ = (
         "_arrivals", "_backlog", "_backlog_at", "_busy_since", "_config", "_known", "_last_arrival", "_least_trip",
-        "credit", "nbytes", "owed", "round_trip", "snubbed", "timeout_factor",
+        "announced", "credit", "nbytes", "owed", "round_trip", "snubbed", "timeout_factor",
     )  # fmt: skip
 
     def __init__(self, config: ExchangeConfig) -> None:
         self._config = config
         self.owed: OrderedDict[ChunkKey, OwedChunk] = OrderedDict()
         self.nbytes = 0
+        self.announced = 0
         self.credit = 0
         self.round_trip = _FIRST_ROUND_TRIP
         self._least_trip = math.inf
@@ -61,12 +62,15 @@ class Download:
         self.nbytes += size
         if requested:
             self.credit += size
+        else:
+            self.announced += 1
 
     def drop(self, key: ChunkKey) -> OwedChunk | None:
         """The peer does not owe this chunk any more."""
         chunk = self.owed.pop(key, None)
         if chunk is not None:
             self.nbytes -= chunk.size
+            self.announced -= not chunk.requested
         return chunk
 
     def arrived(self, size: int, owed: OwedChunk | None, now: float) -> None:

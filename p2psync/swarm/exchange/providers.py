@@ -111,7 +111,7 @@ class Providers:
             and not download.snubbed
             and theirs is not None
             and bool(theirs.all())
-            and all(chunk.requested for chunk in download.owed.values())
+            and not download.announced
         )
 
     def free_parents(self, short: bytes) -> list[Peer]:
