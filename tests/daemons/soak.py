@@ -121,12 +121,14 @@ class Soak:
         victim = self.daemons[moment.victim]
         if moment.joins:
             self.daemons[moment.joins].kill()
-        seen = len(victim.events)
+        seen, newest = len(victim.events), max(self.told, default=-1)
         wanted = self.write()
         if moment.joins:
             self.start(moment.joins)
         if moment.event:
-            victim.wait_for(moment.event, seen, self.limit)
+            # An event of an earlier version may be told after its files are there.
+            later = {"version": lambda version: version > newest} if moment.event == "Committed" else {}
+            victim.wait_for(moment.event, seen, self.limit, **later)
         # The condition never holds: the wait lasts `delay`, so the kill comes at any moment after the event.
         victim.wait_until(lambda events: False, limit=delay)
         assert victim.process.poll() is None, f"{moment.victim} ended by itself\n{self._logs()}"

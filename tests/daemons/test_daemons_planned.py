@@ -59,7 +59,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     # Rates measured on one machine vary, so the plan may be anything from a chain to a star.
     planned = max(sum(plan.fractions_to().values()) for plan in plans if plan is not None) / ACTORS
     sent = (trainer.runner.core.swarm.sent_bytes - before) / useful
-    assert sent < planned + 0.1, "actors pass on what the plan has them pass on"
+    assert sent < planned + 0.15, "actors pass on what the plan has them pass on"
     assert min(event.chunks for event in told.all(Published)) >= 3
 
 
