@@ -24,7 +24,7 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.swarm.exchange.actions import Action, Ban, Save, Vet
+from p2psync.swarm.exchange.actions import Action, Ban, Recheck, Save, Vet
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
@@ -289,11 +289,15 @@ class NodeCore:
     def engine_failed(
         self, action: EngineAction, message: str, position: Position | None, now: float, *, wrong: bool = False
     ) -> None:
-        """See `Follower.failed`. wrong: the bits are others than were signed, which the hub is told."""
+        """See `Follower.failed`. wrong: the bits are others than were signed: the hub is told, and the store hashes
+        again what it gave, which may have rotted there."""
         if self.follower is not None:
             before, refused = self.follower.position, self.follower.destination
             if wrong and refused and self.follower.cares(action):
                 self.membership.rejected(refused, now)
+                chunk = action.chunk if isinstance(action, Put) else 0
+                ids = [action.id] if isinstance(action, Put) else self.follower.manifests
+                self._actions += [Recheck(id, chunk) for id in ids]
             self.follower.failed(action, message, position, now)
             if self.follower.position != before:
                 self._running(self.follower.position, now)

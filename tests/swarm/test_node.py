@@ -12,9 +12,9 @@ from p2psync.membership.client import CallJoin, CallRenew
 from p2psync.membership.records import Lease, NodeInfo, Role
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bitfield, Chunk
 from p2psync.protocol.versions import Position
-from p2psync.swarm.exchange.actions import Ban, Save, Send
+from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send
 from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import Fetch, Follower, OpenStage, Retire
+from p2psync.swarm.synchronizer.follower import CommitStage, Fetch, Follower, OpenStage, Put, Retire
 from tests.exchange.exchange_trees import relay_plan
 
 CONFIG = NodeConfig(max_peers=4, most_peers=6)
@@ -279,3 +279,21 @@ def test_a_full_disk_ends_the_transfer_and_the_walk_is_tried_again() -> None:
     assert wake > 1.0
     node.core.poll(wake)
     assert [a for a in node.core.actions() if isinstance(a, OpenStage)]
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_the_store_gave_is_hashed_again_if_a_commit_would_bring_other_bits_than_were_signed(wrong: bool) -> None:
+    node = Node("m", follower=Follower(Position(run=RUN, epoch=1, version=0, digest=digest_of(0))))
+    m, signed = manifest_of(1), announce(manifest_of(1))
+    node.core.viewed(view_of(signed), 0.0)
+    follower = node.core.follower
+    assert follower is not None
+    follower.manifest(signed.id, m, 1.0)
+    (stage,) = [a for a in node.core.actions() if isinstance(a, OpenStage)]
+    follower.opened(stage, [[0]], [[0]])
+    (put,) = [a for a in node.core.actions() if isinstance(a, Put)]
+    follower.was_put(put)
+    (commit,) = [a for a in node.core.actions() if isinstance(a, CommitStage)]
+    node.core.engine_failed(commit, "the digest is wrong", follower.position, 2.0, wrong=wrong)
+    rechecks = [a for a in node.core.actions() if isinstance(a, Recheck)]
+    assert rechecks == ([Recheck(id_of(m), 0)] if wrong else [])

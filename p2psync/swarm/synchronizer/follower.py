@@ -335,6 +335,11 @@ class Follower:
         """The digest (hex) of the version that the walk under way leads to; "" without one."""
         return self._walk.announced[-1].digest if self._walk is not None else ""
 
+    @property
+    def manifests(self) -> list[bytes]:
+        """The ids of the manifests of the walk under way."""
+        return [step.id for step in self._walk.steps] if self._walk is not None else []
+
     def cares(self, action: EngineAction) -> bool:
         """Whether the action belongs to the walk under way."""
         return self._walk is not None and action.walk == self._walk.number
