@@ -20,6 +20,7 @@ class Availability:
         self._transfers = state.transfers
 
     def bitfield(self, peer: Peer, message: Bitfield, now: float) -> None:
+        """A peer tells all that it holds of a manifest."""
         transfer = self._transfers.get(message.manifest)
         if transfer is None:
             peer.pending.put(message.manifest, message.bitmap)
@@ -28,6 +29,7 @@ class Availability:
         self._requests.announced(peer, transfer, [], [], now)
 
     def set_holds(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:
+        """A peer holds these chunks of a known manifest (short id), and no others."""
         transfer, before = self._transfers[short], peer.holds.get(short)
         if before is not None:
             transfer.rarity -= before
@@ -37,6 +39,7 @@ class Availability:
         self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
 
     def have(self, peer: Peer, have: Have, now: float) -> None:
+        """A peer holds more chunks."""
         peer.download.has_backlog(have.backlog, now)
         transfer = self._transfers.get(have.manifest)
         if transfer is None:
@@ -50,6 +53,7 @@ class Availability:
         self._requests.announced(peer, transfer, have.chunks, have.tags, now)
 
     def dont_have(self, peer: Peer, short: bytes, now: float) -> None:
+        """A peer holds nothing of a manifest any more."""
         peer.pending.pop(short)
         peer.upload.subscribe(short, False)
         theirs = peer.holds.pop(short, None)
@@ -62,6 +66,7 @@ class Availability:
         self._requests.fill_all(now)
 
     def reject(self, peer: Peer, reject: Reject, now: float) -> None:
+        """A peer does not send chunks that were requested, and does not hold them."""
         transfer = self._transfers.get(reject.manifest)
         theirs = peer.holds.get(reject.manifest)
         if transfer is None or theirs is None:

@@ -42,6 +42,7 @@ class ChunkIntake:
         self.received_bytes = self.wasted_bytes = self.pushed_bytes = 0
 
     def came(self, peer: Peer, chunk: Chunk, now: float) -> None:
+        """A chunk came from a peer; its manifest may not be known yet."""
         size = len(chunk.data)
         self.received_bytes += size
         if not any(transfer.provider for transfer in self._transfers.values()):
@@ -55,6 +56,7 @@ class ChunkIntake:
             self.known(peer.name, chunk, now)
 
     def known(self, name: str, chunk: Chunk, now: float) -> None:
+        """A chunk came from a peer (name), and its manifest is known, or was never announced."""
         peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
         if peer is None:
             return

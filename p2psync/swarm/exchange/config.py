@@ -11,14 +11,14 @@ class ExchangeConfig:
 
     Requests.
     window_least, window_most: bounds of the bytes that may be owed by a peer before another chunk is requested of it.
-    More hides longer round trips, and leaves more in queues from which chunks must be taken back.
+    More hides longer round trips, and leaves more in the queues of slow peers.
     horizon: seconds of a peer's rate that are requested ahead, in addition to its round trip.
     prior_rate: bytes/s that a peer is expected to send before anything came from it.
     rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
     later.
     look_every: seconds between looks at the queues of peers.
     short_wait: what a peer owes and sends within so many seconds and a round trip is left to it.
-    silent_after: a parent that has sent nothing for so long may be replaced by any peer.
+    silent_after: what a peer owes that has sent nothing for so long may be requested of any other, too.
     held_for: a free parent may be asked for a chunk that some peer has held for so long and nobody owes.
     free_horizon: seconds of its planned rate, in addition to the round trip, that a free parent may owe.
     idle_backlog: a peer that says to have queued less (seconds) may be asked for chunks that another peer owes.
