@@ -21,7 +21,7 @@ def looks(slow_path: SlowPathDetector, seconds: float, share: float, lost: float
     return sum(look(slow_path, share, lost) for _ in range(round(seconds / LOOK)))
 
 
-def test_a_path_that_brings_far_less_than_planned_begins_anew_at_once() -> None:
+def test_a_path_that_brings_far_less_than_planned_is_restarted_at_once() -> None:
     slow_path = SlowPathDetector(PLANNED)
     assert [look(slow_path, LACK / 2) for _ in range(ENOUGH)] == [False] * (ENOUGH - 1) + [True]
 
