@@ -30,7 +30,7 @@ class ManifestGossiper:
         self._vetting: dict[str, bytes] = {}
 
     def publish(self, id: bytes, signed: bytes) -> None:
-        """A new version of this node's own: at a root, its first hops are offered its manifest."""
+        """A new version of this node's own: a publisher offers its manifest to its children in the plan."""
         if self._state.trees.is_publisher and signed:
             self._pass_on(id, signed)
 

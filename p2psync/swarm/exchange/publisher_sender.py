@@ -24,13 +24,13 @@ from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.flight import Flight
 from p2psync.swarm.exchange.forwarding import Forwarding
+from p2psync.swarm.exchange.providers import BYTES_PER_MBIT
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.trees import tag_of
 from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
 
 _NEVER = float("inf")
-BYTES_PER_MBIT = 125_000
 
 
 @dataclass(slots=True)
