@@ -66,8 +66,6 @@ LAGGING = 3.0
 SHORT, SHORT_SPANS = 0.5, 2
 #: How much a new chunk counts for how long a tree takes; what part of that it takes for sure.
 TOOK, SURELY = 1 / 8, 0.8
-#: The end of a manifest is near once the rest goes out within so many seconds.
-SOON = 0.8
 _FORMER = -1
 
 
@@ -216,10 +214,6 @@ class Flight:
         """Whether the way of a tree was given its part of so many chunks since the plan began."""
         way = self._way_of[tree]
         return self._given[way] >= math.ceil(self._shares[way] * chunks)
-
-    def soon_over(self, waiting: int) -> bool:
-        """Whether so many chunks more go out within `SOON`."""
-        return waiting <= SOON * max(self._rate, *self._spans, 0.0)
 
     def too_late(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
         """Those of these trees in which a chunk would be everywhere only after `chunks` others had been put into the
