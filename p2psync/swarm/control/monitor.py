@@ -261,7 +261,7 @@ class NetworkMonitor:
             self.estimates.closed(stream)
         self._seen = seen
         self._path_controllers.read(samples, now, self._probe_sender.peers)
-        self.estimates.read(samples, now, self._probe_sender.leaving)
+        self.estimates.read(samples, now, transferring=now - self._peers.chunk_at < QUIET)
         self._pace_uplink(samples, now)
 
     def _pace_uplink(self, samples: Mapping[Connection, TcpSample], now: float) -> None:

@@ -91,16 +91,16 @@ class NodeEstimates:
         self._course = Course()
         self._last: dict[Hashable, TcpSample] = {}
         self._read_at: dict[Hashable, float] = {}
-        self._junk: Collection[str] = ()
+        self._transferring = True
         self._told = NodeStatistics()
 
-    def read(self, samples: Mapping[_Key, TcpSample], now: float, junk: Collection[str] = ()) -> None:
+    def read(self, samples: Mapping[_Key, TcpSample], now: float, *, transferring: bool = True) -> None:
         """The counters of all connections that do anything, by whatever names connections; now: seconds.
 
-        junk: peers to whom junk is sent. It may be one of several that probe their downlink together, so that little
-        coming through does not show that its path has changed.
+        transferring: whether chunks flow. Probes alone do not show that a path has changed: several of them may share
+        a downlink, and the end of one leaves little behind that still waits.
         """
-        self._junk = junk
+        self._transferring = transferring
         flows: dict[str, _Flow] = {}
         span = 0.0
         for key, sample in samples.items():
@@ -231,7 +231,7 @@ class NodeEstimates:
                 path.pressed_since = now
             flow = pressed[peer]
             free = path.has_found_its_rate(now) and not flow.limited
-            conclusive = free and peer not in self._junk and not (crowded and path.sending >= fair)
+            conclusive = free and self._transferring and not (crowded and path.sending >= fair)
             sure = self._lasting(peer)
             rate = path.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
             path.rise()
