@@ -354,19 +354,15 @@ class Prober:
     def _on_offer(self, name: str, token: int, now: float) -> None:
         left = self._left(self._down_budget, self._estimates.down, self._jobs.down, now)
         size = min(self._config.most, int(left * self._config.own))
-        far = self._around.region_of(name) != self._around.region
         # Whoever waits with an offer serves nobody: one whose ways are not known yet may have to ask just that one.
         if self._flowing or size < self._config.least or not self._jobs.paths_known(now):
             self._tell(name, ProbeEnd(token, 0))
             return
         if self._asking is not None:
-            if far:
-                self._held[name] = token, now + PATIENCE
-            else:
-                self._tell(name, ProbeEnd(token, 0))
+            self._held[name] = token, now + PATIENCE
             return
         seconds = self._around.seconds([name])
-        until = now + seconds + GRACE + (PATIENCE if far else 0.0)
+        until = now + seconds + GRACE + PATIENCE
         self._await(_Asking(None, token, {name}, until, self._around.steady([name])), size, seconds)
 
     def _take_held(self, now: float) -> None:
@@ -526,8 +522,7 @@ class Prober:
             self._jobs.put_off(job, now, self._config.tired)
             return
         token = self._rng.getrandbits(32)
-        far = any(self._around.region_of(name) != self._around.region for name in peers)
-        until = now + GRACE + (PATIENCE if far else 0.0)
+        until = now + GRACE + PATIENCE
         self._sending = _Sending(job, token, until, self._around.steady(peers), offered=set(peers), pool=pool)
         job.tries += 1
         for name in peers:
