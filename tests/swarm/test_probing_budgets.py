@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from probing_parts import CONFIG
 
-from p2psync.swarm.control.budget import ConvergenceDetector, ProbeBudget
+from p2psync.swarm.control.probe_budget import ConvergenceDetector, ProbeBudget
 
 
 def test_a_budget_fills_to_a_minutes_share_and_no_further() -> None:

@@ -10,7 +10,7 @@ from probing_parts import CONFIG, MBIT, Host, World, asking, told
 from p2psync.protocol.messages import SuppressProbes, UplinkRate
 from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.node_estimates import NodeEstimates
-from p2psync.swarm.control.probe_jobs import Jobs
+from p2psync.swarm.control.probe_schedule import Jobs
 from p2psync.swarm.control.prober import SUPPRESSED_SECONDS
 
 FOUR_REGIONS = {

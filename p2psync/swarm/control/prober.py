@@ -33,13 +33,13 @@ from p2psync.protocol.messages import (
     SuppressProbes,
     UplinkRate,
 )
-from p2psync.swarm.control.budget import ConvergenceDetector, ProbeBudget
+from p2psync.swarm.control.probe_budget import ConvergenceDetector, ProbeBudget
 from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.estimators import NEAR, WindowedMax
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_actions import Disconnect, ProbeAction, SendMessage, StartPadding, StopPadding
-from p2psync.swarm.control.probe_jobs import Job, Jobs
-from p2psync.swarm.control.probe_peers import ProbePeer, ProbePeers
+from p2psync.swarm.control.probe_schedule import Job, Jobs
+from p2psync.swarm.control.probe_targets import ProbePeer, ProbePeers
 
 #: Seconds of grace after which an answer will not come any more.
 GRACE = 1.0

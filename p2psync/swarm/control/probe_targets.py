@@ -7,11 +7,11 @@ import zlib
 from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
-from p2psync.swarm.control.budget import ConvergenceDetector
+from p2psync.swarm.control.probe_budget import ConvergenceDetector
 from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.estimators import NEAR
 from p2psync.swarm.control.node_estimates import NodeEstimates
-from p2psync.swarm.control.probe_jobs import MORE, Job
+from p2psync.swarm.control.probe_schedule import MORE, Job
 
 #: Peers of another region that a node asks soon after it joined; the next node in line goes on behind them.
 LOOKS = 2
