@@ -30,7 +30,7 @@ class Beginner:
     def __init__(self, told: Told, congestion: str = "") -> None:
         self.begun: list[Collection[str]] = []
         self.table = told.table
-        config = MeasureConfig(probing=ProbeConfig(settle=1e6))
+        config = MeasureConfig(probing=ProbeConfig(settle_seconds=1e6))
         self.monitor = NetworkMonitor(
             told.info,
             told.table,

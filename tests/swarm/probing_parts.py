@@ -228,7 +228,11 @@ def asking() -> Prober:
     """A node that asks two near peers for junk, and leaves the way to one far away to another."""
     estimates = NodeEstimates()
     node = Prober(
-        "second in line", "a", ProbeConfig(settle=0.0, spread=0.0, rank_wait=1e6), estimates, random.Random(0)
+        "second in line",
+        "a",
+        ProbeConfig(settle_seconds=0.0, jitter_seconds=0.0, rank_seconds=1e6),
+        estimates,
+        random.Random(0),
     )
     node.members(["me"])
     for name, region in (("p0", "a"), ("p1", "a"), ("far", "b")):

@@ -22,7 +22,7 @@ class Feed:
         self.estimates = NodeEstimates()
         self.now = 0.0
         self.counters: dict[Hashable, TcpSample] = {}
-        self.junk: set[str] = set()
+        self.transferring = True
 
     def run(
         self,
@@ -56,7 +56,7 @@ class Feed:
                     app_limited=before.app_limited + dry,
                     limit=limit * MBIT,
                 )
-            self.estimates.read(dict(self.counters), self.now, self.junk)
+            self.estimates.read(dict(self.counters), self.now, transferring=self.transferring)
         return self.estimates
 
 
@@ -294,12 +294,13 @@ def test_sharing_an_uplink_makes_no_path_slow() -> None:
     assert mbit(feed.estimates.up) == pytest.approx(100, rel=0.01)
 
 
-def test_junk_that_hardly_comes_through_refutes_nothing() -> None:
+@pytest.mark.parametrize("transferring", [True, False])
+def test_only_transfers_show_that_a_path_has_changed(transferring: bool) -> None:
     feed = Feed()
     feed.run(3, {"a": 100, "b": 5})
-    feed.junk = {"a"}
+    feed.transferring = transferring
     feed.run(5, {"a": 10, "b": 5})
-    assert mbit(feed.estimates.paths["a"].sent) == pytest.approx(100)
+    assert mbit(feed.estimates.paths["a"].sent) == pytest.approx(10 if transferring else 100, rel=0.01)
 
 
 def test_small_transfers_and_ramps_refute_nothing() -> None:

@@ -15,47 +15,86 @@ PADDING_BYTES = 32 << 10
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:
-    """Settings of probing. Bytes and seconds.
+    """Settings of probing. Bytes, seconds, and bytes a second; each line says what a larger value does.
 
-    share: of a link that probing may take in the long run, counted over `window`. allowance: what it may take besides
-    in this node's life, so that a newcomer can measure at once; no more than `allowance_seconds` of what the link is
-    known to give. own: the part of what is left that one measuring of a node's own links may take at each end: on fast
-    links nothing would be left for the paths between regions, which bind plans more often. assumed: bytes a second of a
-    link that nobody measured. most, least: bytes asked of one peer in one probe. shortest, longest: how long a probe
-    may take, and by how many round trips it is longer than the shortest. up_fan, down_fan: peers that a node's whole
-    uplink or downlink is measured with; one less after each `tries` in which not all had time. settle: a newcomer
-    probes the paths to other regions first, and its own links after so long. rank_wait: by how much each node of a
-    region comes after the one before it. spread: how far first probes are spread at random. stale: after which a figure
-    is measured again; again: after which it is the first time, or where it was found with fewer peers. pause: after a
-    probe that came to nothing, about. tired: when there is nothing left to spend. cooling: for which a peer is not
-    served again. quiet: for which no chunk may have flowed. courtesy: for how long after its last chunk a node waits
-    for others who still fetch what it has.
+    Budget, for each direction of a link.
+    link_share: part of the link that probes take in the long run, within `budget_window`; costs the link's users more.
+    initial_bytes: what probes may take besides, so that a newcomer measures at once; of a link that is measured at most
+    `initial_seconds` of its rate.
+    own_link_share: part of the rest of the budget that one probe of a node's own link takes. More leaves less for the
+    paths between regions, which bind plans more often.
+    assumed_rate: rate of a link that was not measured.
+
+    Probes.
+    max_bytes, min_bytes: bounds of the bytes requested of one peer.
+    min_seconds, round_trips, max_seconds: a probe lasts the first and so many round trips, at most the last. More
+    lets slower startups end.
+    downlink_peers, uplink_peers: peers with which a node probes its own links at one time; more find wider links, and
+    are seldom all free. attempts_per_peer: failed attempts after which it is one peer fewer.
+    peers_per_node: peers of a region that one node probes before the next node of its own region goes on behind them.
+    planned_path_gain: rate of a probe of a path in the plan, as a multiple of the planned one.
+    uplink_path_gain: rate on each of several far paths over which an uplink is probed, as a multiple of the path's.
+
+    Times.
+    settle_seconds: paths to other regions are probed first, a node's own links after so long.
+    rank_seconds: by how much each node of a region comes after the one before it. jitter_seconds: spread of first
+    probes. answer_seconds: after which an answer is not expected any more. invitation_seconds: how long an invitation
+    waits for a busy peer. retry_seconds: after a probe that failed; budget_seconds: after one that the budget forbade.
+    confirm_seconds: after a figure that no other probe confirmed; refresh_seconds: after a confirmed one.
+    serve_again_seconds: after which the same peer is served again.
+    quiet_seconds: for which no chunk may have flowed; yield_seconds: the same while others fetch what a node has.
+    suppressed_seconds: for which nobody probes because a version is about to come.
+
+    Judgements, as factors.
+    confirmed_factor: a probe confirms a figure if it gives at most so many times as much.
+    carried_share: a parent that sent this part of its planned rate is not probed.
+    ample_factor: a downlink that carried so many times what the plan sends needs no probe.
+    limit_factor: a downlink limited a probe if the senders announced so many times what came.
+    uplink_seen_share, uplink_min_seconds: a probe of an uplink counts if the estimate is this part of its rate at
+    least, taken over so long at least.
+    announce_factor: an uplink is announced again once it differs by so much.
     """
 
-    share: float = 0.01
-    window: float = 60.0
-    allowance: int = 256 << 20
-    allowance_seconds: float = 10.0
-    own: float = 0.35
-    assumed: float = 2.5e6
-    most: int = 64 << 20
-    least: int = 64 << 10
-    shortest: float = 1.6
-    longest: float = 20.0
-    trips: float = 14.0
-    up_fan: int = 2
-    down_fan: int = 3
-    tries: int = 3
-    settle: float = 4.0
-    rank_wait: float = 30.0
-    spread: float = 1.0
-    stale: float = 600.0
-    again: float = 10.0
-    pause: float = 1.0
-    tired: float = 30.0
-    cooling: float = 1.0
-    quiet: float = 1.0
-    courtesy: float = 10.0
+    link_share: float = 0.01
+    budget_window: float = 60.0
+    initial_bytes: int = 256 << 20
+    initial_seconds: float = 10.0
+    own_link_share: float = 0.35
+    assumed_rate: float = 2.5e6
+
+    max_bytes: int = 64 << 20
+    min_bytes: int = 64 << 10
+    min_seconds: float = 1.6
+    round_trips: float = 14.0
+    max_seconds: float = 20.0
+    downlink_peers: int = 3
+    uplink_peers: int = 2
+    attempts_per_peer: int = 3
+    peers_per_node: int = 2
+    planned_path_gain: float = 1.25
+    uplink_path_gain: float = 1.05
+
+    settle_seconds: float = 4.0
+    rank_seconds: float = 30.0
+    jitter_seconds: float = 1.0
+    answer_seconds: float = 1.0
+    invitation_seconds: float = 2.5
+    retry_seconds: float = 1.0
+    budget_seconds: float = 30.0
+    confirm_seconds: float = 10.0
+    refresh_seconds: float = 600.0
+    serve_again_seconds: float = 1.0
+    quiet_seconds: float = 1.0
+    yield_seconds: float = 10.0
+    suppressed_seconds: float = 5.0
+
+    confirmed_factor: float = 1.1
+    carried_share: float = 0.7
+    ample_factor: float = 1.5
+    limit_factor: float = 1.25
+    uplink_seen_share: float = 0.5
+    uplink_min_seconds: float = 0.4
+    announce_factor: float = 1.25
 
 
 @dataclass(frozen=True, slots=True)

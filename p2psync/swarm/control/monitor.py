@@ -216,8 +216,8 @@ class NetworkMonitor:
         span, self._ticked_at = now - self._ticked_at, now
         silent = now - self._peers.chunk_at
         self._flowed = silent < QUIET
-        flowing = silent < self._config.probing.quiet
-        flowing = flowing or (silent < self._config.probing.courtesy and self._others_fetch())
+        flowing = silent < self._config.probing.quiet_seconds
+        flowing = flowing or (silent < self._config.probing.yield_seconds and self._others_fetch())
         for name in list(self._fresh):
             self._meet(name)
         if self._config.probe:

@@ -1,4 +1,4 @@
-"""What probing may cost a link, and when a probe has shown what it can. Pure."""
+"""How many bytes probes may cost a link, and when the rate of a probe has converged. Pure."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import deque
 from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.estimators import LASTING, lasting
 
-#: Bytes from which on something flows.
-_BEGUN = 32 << 10
+#: Bytes from which on a probe has begun.
+_STARTED_BYTES = 32 << 10
 
 
 class ProbeBudget:
@@ -16,46 +16,47 @@ class ProbeBudget:
 
     def __init__(self, config: ProbeConfig) -> None:
         self._config = config
-        self._tokens = float(config.allowance)
+        self._tokens = float(config.initial_bytes)
         self._filled_at: float | None = None
 
-    def left(self, rate: float, now: float, *, known: bool) -> int:
-        """Bytes that may be spent now. rate: bytes a second that the link gave at best; known: that it can give."""
+    def available(self, rate: float, now: float, *, is_measured: bool) -> int:
+        """Returns the bytes that may be spent now. rate: bytes a second of the link, if is_measured, else at least."""
         config = self._config
-        refill = config.share * (rate if known else max(rate, config.assumed))
-        if known:
-            self._tokens = min(self._tokens, max(config.allowance_seconds * rate, refill * config.window))
-        if self._filled_at is not None and self._tokens < refill * config.window:
-            self._tokens = min(refill * config.window, self._tokens + refill * max(0.0, now - self._filled_at))
+        refill = config.link_share * (rate if is_measured else max(rate, config.assumed_rate))
+        most = refill * config.budget_window
+        if is_measured:
+            self._tokens = min(self._tokens, max(config.initial_seconds * rate, most))
+        if self._filled_at is not None and self._tokens < most:
+            self._tokens = min(most, self._tokens + refill * max(0.0, now - self._filled_at))
         self._filled_at = now
         return max(0, int(self._tokens))
 
     def spend(self, nbytes: int) -> None:
-        """So many bytes were used; fewer than none: given back."""
+        """Takes so many bytes, or gives them back if negative."""
         self._tokens -= nbytes
 
 
 class ConvergenceDetector:
-    """Whether a flow has found its rate: it gives no more in the last while than in the one before."""
+    """Notices when a flow has found its rate: the last interval gave about as much as the one before."""
 
-    def __init__(self, round_trip: float) -> None:
-        self._while = lasting(round_trip)
-        # A rate that doubles each round trip has come a long way by then.
-        self._least = 0.8 + 10 * round_trip if self._while >= LASTING else 0.0
+    def __init__(self, rtt: float) -> None:
+        """rtt: of the farthest peer (seconds)."""
+        self._interval = lasting(rtt)
+        # Startup doubles the rate with each round trip; ten of them come from one packet to a thousand.
+        self._least = 0.8 + 10 * rtt if self._interval >= LASTING else 0.0
         self._seen: deque[tuple[float, int]] = deque()
-        self._begun: float | None = None
+        self._started_at: float | None = None
 
-    def reached(self, total: int, now: float) -> bool:
-        """total: bytes so far, counted from anywhere."""
-        if self._seen and self._begun is None and total - self._seen[0][1] >= _BEGUN:
-            self._begun = now
+    def has_converged(self, total: int, now: float) -> bool:
+        """Takes the bytes that moved so far, counted from anywhere; returns whether the rate has converged."""
+        if self._seen and self._started_at is None and total - self._seen[0][1] >= _STARTED_BYTES:
+            self._started_at = now
         self._seen.append((now, total))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - 2 * self._while:
+        while len(self._seen) > 2 and self._seen[1][0] <= now - 2 * self._interval:
             self._seen.popleft()
-        if self._begun is None or now - self._begun < max(self._least, 2 * self._while):
+        if self._started_at is None or now - self._started_at < max(self._least, 2 * self._interval):
             return False
-        # Between the two whiles, at the nearest look.
-        middle = min(self._seen, key=lambda look: abs(look[0] - (now - self._while)))
+        middle = min(self._seen, key=lambda seen: abs(seen[0] - (now - self._interval)))
         earlier = (middle[1] - self._seen[0][1]) / max(1e-9, middle[0] - self._seen[0][0])
         later = (total - middle[1]) / max(1e-9, now - middle[0])
         return earlier > 0 and 0.85 * earlier < later < 1.1 * earlier

@@ -1,4 +1,4 @@
-"""What a node wants to measure, and when: the jobs of its `Prober`. Pure."""
+"""What a node measures by probes, and when each measurement is due. Pure."""
 
 from __future__ import annotations
 
@@ -10,114 +10,113 @@ from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.estimators import NEAR
 from p2psync.swarm.control.node_estimates import NodeEstimates
 
-#: A way that carried this part of what the plan counts on has shown that it can.
-CARRIED = 0.7
-#: A look that finds no more than so many times what those before it found has confirmed them.
-MORE = 1.1
-#: A downlink that gave so many times what the plan has come through it will not bind it, however wide it is.
-AMPLE = 1.5
-
 
 @dataclass(slots=True)
-class Job:
-    """Something to measure, when it is due, and how often that came to nothing since it was done.
+class ProbeTask:
+    """One thing to measure. Seconds, and bytes a second.
 
-    sure: a look was confirmed. bound: of a downlink, whether it was that which held back what came. asked: the peer
-    that was asked last, where it is one at a time. shown: those that showed what they give. busy: those that had no
-    time since it was done, and when that was. best: bytes a second that had come from its region when it was done last.
+    due: when. attempts: probes since the last one that succeeded. is_measured: whether one ever succeeded.
+    is_confirmed: whether another one gave no more. best_rate: what was known after the last success.
+
+    last_target: the peer probed last, where a probe has one target. shown: targets whose probes succeeded.
+    busy_at: when each peer last declined. is_limit: of a downlink, whether it, and not the senders, limited a probe.
     """
 
     due: float
-    tries: int = 0
-    done: bool = False
-    sure: bool = False
-    bound: bool = False
-    asked: str = ""
-    best: float = 0.0
+    attempts: int = 0
+    is_measured: bool = False
+    is_confirmed: bool = False
+    is_limit: bool = False
+    last_target: str = ""
+    best_rate: float = 0.0
     shown: set[str] = field(default_factory=set)
-    busy: dict[str, float] = field(default_factory=dict)
+    busy_at: dict[str, float] = field(default_factory=dict)
 
 
-class Jobs:
-    """The jobs of one node: the path to each other region, its own links (None before it has a peer), and the ways on
-    which the plan counts, by parent."""
+class ProbeSchedule:
+    """The tasks of one node: the path from each other region, its own two links, and the paths from its parents."""
 
     def __init__(self, config: ProbeConfig, estimates: NodeEstimates, rng: random.Random) -> None:
-        self.regions: dict[str, Job] = {}
-        self.down: Job | None = None
-        self.up: Job | None = None
-        self.ways: dict[str, Job] = {}
-        #: Bytes a second that the plan has each parent send to this node.
-        self.expected: Mapping[str, float] = {}
-        self._has_plan = False
-        self._began = 0.0
+        self.regions: dict[str, ProbeTask] = {}
+        #: None until the node has a peer.
+        self.downlink: ProbeTask | None = None
+        self.uplink: ProbeTask | None = None
+        self.parents: dict[str, ProbeTask] = {}
+        #: Bytes a second that the plan has each parent send to this node; None: there is no plan yet.
+        self._planned: Mapping[str, float] | None = None
         self._config = config
         self._estimates = estimates
         self._rng = rng
 
-    def begin(self, now: float) -> None:
-        """This node has a peer, and so links to measure."""
-        if self.down is None:
-            self.down = self.new(now + self._config.settle)
-            self.up = self.new(now + self._config.settle)
-            self._began = now
+    def start(self, now: float) -> None:
+        """The node has a peer."""
+        if self.downlink is None:
+            self.downlink = self.new_task(now + self._config.settle_seconds)
+            self.uplink = self.new_task(now + self._config.settle_seconds)
 
-    def up_awaited(self, now: float) -> bool:
-        """Whether the uplink was not looked at yet, and soon should be."""
-        return self.up is not None and not self.up.done and now < self._began + self._config.window
+    def new_task(self, due: float) -> ProbeTask:
+        """Returns a task that is due at that time or, at random, a little later."""
+        return ProbeTask(due + self._config.jitter_seconds * self._rng.random())
 
-    def new(self, due: float) -> Job:
-        """A job that is due about then."""
-        return Job(due + self._config.spread * self._rng.random())
-
-    def planned(self, expected: Mapping[str, float], now: float) -> None:
-        """There is another plan: `expected` as above."""
-        self.expected, self._has_plan = expected, True
-        due = now + self._config.settle
-        self.ways = {name: self.ways.get(name) or self.new(due) for name in sorted(expected)}
+    def planned(self, rates: Mapping[str, float], now: float) -> None:
+        """There is a new plan. rates: bytes a second from each parent."""
+        self._planned = rates
+        due = now + self._config.settle_seconds
+        self.parents = {name: self.parents.get(name) or self.new_task(due) for name in sorted(rates)}
 
     @property
-    def down_ample(self) -> bool:
-        """Whether clearly more came through the downlink at best than the plan has come. To find out how much more
-        would cost those most who send most, and tell nobody anything."""
-        return self._has_plan and self._estimates.down.value >= AMPLE * sum(self.expected.values())
+    def planned_rates(self) -> Mapping[str, float]:
+        """Bytes a second that the plan has each parent send to this node."""
+        return self._planned or {}
 
-    def paths_known(self, now: float, *, sure: bool = False) -> bool:
-        """Whether each path to a region was measured once, or is not to be in the next seconds. sure: and another look
-        confirmed it."""
-        later = now + self._config.settle
-        return all((job.sure if sure else job.done) or job.due > later for job in self.regions.values())
+    @property
+    def is_downlink_ample(self) -> bool:
+        """Whether the downlink has carried clearly more than the plan sends through it, so that it limits no plan."""
+        planned = sum(self.planned_rates.values())
+        return self._planned is not None and self._estimates.down.value >= self._config.ample_factor * planned
 
-    def measured(self, now: float) -> bool:
-        """Whether this holds, and this node's own links were measured, too."""
-        return self.paths_known(now) and all(job is not None and job.done for job in (self.down, self.up))
+    def are_paths_measured(self, now: float, *, confirmed: bool = False) -> bool:
+        """Returns whether each path from a region was measured, or is not due soon. confirmed: and measured again."""
+        soon = now + self._config.settle_seconds
+        return all(
+            (task.is_confirmed if confirmed else task.is_measured) or task.due > soon for task in self.regions.values()
+        )
 
-    def lacking(self, name: str) -> bool:
-        """Whether a parent is far away and never sent this node about what the plan has it send."""
+    def is_all_measured(self, now: float) -> bool:
+        """Returns whether the paths from other regions and the node's own links were measured."""
+        links = (self.downlink, self.uplink)
+        return self.are_paths_measured(now) and all(task is not None and task.is_measured for task in links)
+
+    def due_parents(self, now: float) -> list[str]:
+        """Returns the far parents whose probes are due and that never sent nearly what the plan has them send."""
+        return [name for name, task in self.parents.items() if task.due <= now and self._is_below_plan(name)]
+
+    def _is_below_plan(self, name: str) -> bool:
         path = self._estimates.paths.get(name)
-        return path is not None and path.rtt > NEAR and path.received.value < CARRIED * self.expected[name]
+        planned = self._config.carried_share * self.planned_rates[name]
+        return path is not None and path.rtt > NEAR and path.received.value < planned
 
-    def judge(self, job: Job, done: bool, now: float, best: float = 0.0, *, hidden: bool = False) -> None:
-        """A probe has ended; done: it showed something. best: bytes a second that what it measures gave at best so far;
-        hidden: whether it is a region, on the way from which narrow uplinks may hide more.
+    def finished(self, task: ProbeTask, now: float, best_rate: float, *, hidden: bool = False) -> None:
+        """A probe succeeded. best_rate: bytes a second that are known now of what it measures.
+
+        hidden: whether narrow uplinks may have hidden more. A figure is measured again soon, until another probe, with
+        as many peers as one should have, gives hardly more: the first may have met other traffic.
         """
-        if done:
-            # Looks may have met other traffic, and those with fewer peers than it takes show too little.
-            sure = job.done and best <= MORE * job.best and job.tries <= self._config.tries and not hidden
-            job.sure |= sure
-            job.best = best
-            pause = self._config.stale if sure else self._config.again
-            job.due = now + pause * (0.75 + 0.5 * self._rng.random())
-            job.tries, job.done = 0, True
-            job.busy.clear()
-        else:
-            self.put_off(job, now, self._config.pause)
+        config = self._config
+        no_more = best_rate <= config.confirmed_factor * task.best_rate
+        confirms = task.is_measured and no_more and task.attempts <= config.attempts_per_peer and not hidden
+        task.is_confirmed |= confirms
+        task.best_rate = best_rate
+        pause = config.refresh_seconds if confirms else config.confirm_seconds
+        task.due = now + pause * (0.75 + 0.5 * self._rng.random())
+        task.attempts, task.is_measured = 0, True
+        task.busy_at.clear()
 
-    def leave(self, job: Job, now: float) -> None:
-        """Nothing more need be known of it for now."""
-        job.done = True
-        self.put_off(job, now, self._config.again)
+    def skip(self, task: ProbeTask, now: float) -> None:
+        """Enough is known without a probe for now."""
+        task.is_measured = True
+        self.postpone(task, now, self._config.confirm_seconds)
 
-    def put_off(self, job: Job, now: float, pause: float) -> None:
-        """Not now, but in about `pause` seconds."""
-        job.due = now + pause * (0.5 + self._rng.random())
+    def postpone(self, task: ProbeTask, now: float, pause: float) -> None:
+        """Makes a task due in about `pause` seconds, between half and one and a half times as many."""
+        task.due = now + pause * (0.5 + self._rng.random())
