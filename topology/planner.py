@@ -56,6 +56,8 @@ CROWDED_SHARE, _CLEARLY_LESS = 0.96, 0.95
 REWEIGH_FACTOR = 1.025
 #: The same two for a few nodes of several regions while no chunk is in flight, when a better plan delays nobody.
 KEEP_MIN_SHARE_IDLE, REWEIGH_FACTOR_IDLE = 0.985, 1.005
+#: The same trees are planned anew if their rate moved by this factor: publishers and paths are paced by it.
+SAME_RATE_FACTOR = 1.1
 
 
 def make_plan(
@@ -145,7 +147,8 @@ def replan(
     Nodes that left are removed and their children get new parents; nodes that joined become leaves; the trees are
     reweighed where that pays. The patched plan is used if it reaches `keep_min_share` of the new plan's rate (0: the
     default for this network), or for a small payload the corresponding makespan, and no relay is crowded without need;
-    it keeps its old revision if nothing changed. idle: no chunk is in flight.
+    it keeps its old revision, and the rate that nodes were told, if nothing has changed and the rate hardly. idle: no
+    chunk is in flight.
     """
     few = network.size <= _FEW_NODES
     # In one region the last percent of rate takes relays that are all about equally full; other weights would crowd
@@ -173,8 +176,9 @@ def replan(
         patched.names == old.names
         and np.array_equal(patched.parents, old.parents)
         and np.array_equal(patched.shares, old.shares)
+        and old.rate / SAME_RATE_FACTOR <= patched.rate <= SAME_RATE_FACTOR * old.rate
     )
-    return replace(patched, revision=old.revision if same else old.revision + 1)
+    return replace(patched, revision=old.revision, rate=old.rate) if same else replace(patched, revision=new.revision)
 
 
 def _is_crowded(patched: Plan, new: Plan, network: Network) -> bool:

@@ -362,6 +362,16 @@ def test_an_idle_swarm_of_few_nodes_replaces_a_plan_for_a_small_gain_but_not_a_t
         assert replan(plan, drifted(replace(network, up=up), seed, 0.002), idle=True).revision == plan.revision
 
 
+@pytest.mark.parametrize(("factor", "is_new"), [(4.0, True), (0.3, True), (1.05, False)])
+def test_replan_gives_the_same_trees_a_new_revision_once_their_rate_has_moved(factor: float, is_new: bool) -> None:
+    network = example("lan-12")
+    plan = make_plan(network)
+    again = replan(plan, replace(network, up=factor * network.up, down=factor * network.down))
+    assert np.array_equal(again.parents, plan.parents)
+    assert again.revision == plan.revision + is_new
+    assert again.rate == pytest.approx(plan.rate * (factor if is_new else 1.0), rel=0.05)
+
+
 def test_one_node_leaving_moves_only_its_own_children() -> None:
     network = from_topology(Topology("a-0", {"a": Region(40, 100)}, host={"a-0": Host(300)}))
     plan = make_plan(network)
