@@ -162,7 +162,7 @@ class ActorNode:
                 widths=self._widths,
                 on_event=self._on_event,
                 on_view=lambda view: self._progress.set(),
-                on_told=self._progress.set,
+                on_reported=self._progress.set,
             )
             await self.runner.listen(host, config.port)
             self.runner.start()

@@ -54,7 +54,7 @@ class _Links:
         return min(self.streams, key=lambda stream: stream.takes(nbytes))
 
 
-class PeerTable:
+class ConnectionManager:
     """The connections of one node, by peer."""
 
     def __init__(

@@ -23,7 +23,7 @@ from p2psync.membership.records import HUB_HOST, NodeInfo, NodeStatistics, View
 from p2psync.net import tcp
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
-from p2psync.net.peers import PeerEvents, PeerTable
+from p2psync.net.peers import ConnectionManager, PeerEvents
 from p2psync.observe.events import (
     CodecCompiled,
     CodecCompiling,
@@ -45,10 +45,10 @@ from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.swarm.control.config import INITIAL_STREAMS, MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
-from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
+from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeCore
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     ChangedRun,
@@ -56,9 +56,9 @@ from p2psync.swarm.synchronizer.follower import (
     Fetch,
     GetManifest,
     OpenStage,
-    Put,
     RefuseRun,
     Retire,
+    StageChunk,
 )
 from p2psync.warmup import WIDTHS, Warmup, compiled
 
@@ -91,7 +91,7 @@ class NodeRunner:
         widths: Collection[int] = WIDTHS,
         on_event: Callable[[Event], None] = lambda event: None,
         on_view: Callable[[View], None] = lambda view: None,
-        on_told: Callable[[], None] = lambda: None,
+        on_reported: Callable[[], None] = lambda: None,
         on_lost: Callable[[bytes], None] = lambda id: None,
     ) -> None:
         """widths: of the units that are coded here (bytes): the codec is compiled for them before the first version
@@ -107,11 +107,11 @@ class NodeRunner:
         self._trusted = trusted
         self._emit = on_event
         self._on_view = on_view
-        self._on_told = on_told
+        self._on_reported = on_reported
         self._on_lost = on_lost
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
-        self._peers = PeerTable(hello, events, streams or INITIAL_STREAMS, congestion)
+        self._peers = ConnectionManager(hello, events, streams or INITIAL_STREAMS, congestion)
         self.monitor = NetworkMonitor(
             core.info,
             self._peers,
@@ -259,7 +259,7 @@ class NodeRunner:
 
         position: the version that is live instead, None: none. The follower syncs the engine from there."""
         self.trouble(message)
-        self.core.doubted(message, position, self._loop.time())
+        self.core.mark_corrupt(message, position, self._loop.time())
         self._kick()
 
     def start_task(self, coroutine: Coroutine[object, object, None]) -> None:
@@ -332,7 +332,7 @@ class NodeRunner:
                 self._recheck(action)
             case Save():
                 self._save(action)
-            case Put() if self.driver is not None and self.driver.put_at_once(action):
+            case StageChunk() if self.driver is not None and self.driver.put_at_once(action):
                 pass
             case CallJoin() | CallRenew() | CallView() | CallPlan():
                 self._spawn(self._call_hub(action))
@@ -347,11 +347,11 @@ class NodeRunner:
                 self._complete(action.id)
             case GetManifest():
                 self._spawn(self._get_manifest(action))
-            case Vet():
-                self._spawn(self._vet(action))
+            case VerifyManifest():
+                self._spawn(self._verify_manifest(action))
             case Fetch():
                 self._fetch(action)
-            case Adopt() | OpenStage() | Put() | CommitStage():
+            case Adopt() | OpenStage() | StageChunk() | CommitStage():
                 self._drive(lambda driver: driver.run(action))
             case AbandonStage():
                 self._drive(EngineDriver.abandon)
@@ -552,7 +552,7 @@ class NodeRunner:
                 join = call.request
                 lease = await self._hub.join(join.info, join.version, join.digest, run=join.run, epoch=join.epoch)
                 self.core.joined(lease, self._loop.time())
-                self._on_told()
+                self._on_reported()
                 self._hub_away, self._was_member = False, True
                 self._emit(HubJoined(str(self._hub.url)))
             elif isinstance(call, CallRenew):
@@ -572,7 +572,7 @@ class NodeRunner:
                 if lease.refused:
                     self.trouble(f"the hub renews the lease and leaves out: {lease.refused}", "refused")
                 self.core.renewed(lease, self._loop.time())
-                self._on_told()
+                self._on_reported()
             elif isinstance(call, CallPlan):
                 plan = await self._hub.plan(call.lease)
                 self.core.planned(plan, self._loop.time())
@@ -622,13 +622,13 @@ class NodeRunner:
             follower.no_manifest(action.id, str(error), self._loop.time())
         self._kick()
 
-    async def _vet(self, vet: Vet) -> None:
+    async def _verify_manifest(self, verify: VerifyManifest) -> None:
         try:
-            manifest, signed = await self._opened(vet.signed, vet.id.hex())
+            manifest, signed = await self._opened(verify.signed, verify.id.hex())
         except P2PSyncError:
-            self.core.forged(vet, self._loop.time())
+            self.core.manifest_rejected(verify, self._loop.time())
         else:
-            if self.core.vetted(vet, manifest, self._loop.time()):
+            if self.core.manifest_verified(verify, manifest, self._loop.time()):
                 self._signed[signed.id] = signed
                 # Before it is passed on.
                 self.monitor.transfer_begins(manifest.payload_bytes)

@@ -32,7 +32,7 @@ SWARM = ExchangeConfig(
     surplus_most=96 << 10,
     have_delay=0.01,
 )
-NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
+NODE = NodeConfig(swarm=SWARM, redial_max_seconds=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)

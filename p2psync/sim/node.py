@@ -22,20 +22,20 @@ from p2psync.sim.engine import MemoryEngine, MemoryStage
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import LinkCallbacks, PeerLinks
 from p2psync.sim.network import SimHost, SimNetwork
-from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
+from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     CommitStage,
     EngineAction,
     Fetch,
-    Follower,
     GetManifest,
     OpenStage,
-    Put,
     Retire,
+    StageChunk,
 )
+from p2psync.swarm.synchronizer.follower import Follower
 
 #: Seconds of an engine's operations.
 OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
@@ -124,7 +124,7 @@ class SimNode:
         self.store.reopen()
         follower = None
         if self.engine is not None:
-            follower = Follower(self.engine.position, self.engine.local_digest(), turn_bytes=0)
+            follower = Follower(self.engine.position, self.engine.local_digest(), switch_bytes=0)
         self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
         events = LinkCallbacks(self._peer_up, self._peer_down, self._message, self._dial_failed)
@@ -201,15 +201,15 @@ class SimNode:
                 pass
             case GetManifest():
                 self._get_manifest(action)
-            case Vet():
-                self._vet(action)
+            case VerifyManifest():
+                self._verify_manifest(action)
             case Fetch():
                 self._fetch(action)
             case Adopt():
                 self.later(OPEN_SECONDS, self._adopt, action)
             case OpenStage():
                 self.later(OPEN_SECONDS, self._open_stage, action)
-            case Put():
+            case StageChunk():
                 self.later(PUT_SECONDS, self._put, action)
             case CommitStage():
                 self.later(COMMIT_SECONDS, self._commit, action)
@@ -362,13 +362,13 @@ class SimNode:
         self._signed[signed.id] = signed
         self.core.follower.manifest(action.id, manifest, self.now)
 
-    def _vet(self, vet: Vet) -> None:
+    def _verify_manifest(self, verify: VerifyManifest) -> None:
         try:
-            manifest, signed = self._open(vet.id.hex(), vet.signed)
+            manifest, signed = self._open(verify.id.hex(), verify.signed)
         except P2PSyncError:
-            self.core.forged(vet, self.now)
+            self.core.manifest_rejected(verify, self.now)
             return
-        if self.core.vetted(vet, manifest, self.now):
+        if self.core.manifest_verified(verify, manifest, self.now):
             self._signed[signed.id] = signed
 
     def _open(self, id: str, data: bytes | P2PSyncError | None) -> tuple[Manifest, SignedManifest]:
@@ -385,7 +385,7 @@ class SimNode:
 
     def _engine_failed(self, action: EngineAction, error: P2PSyncError) -> None:
         assert self.engine is not None and self.core.follower is not None
-        if self.core.follower.cares(action):
+        if self.core.follower.is_current(action):
             wrong = isinstance(error, DigestMismatchError | FormatError)
             self.core.engine_failed(action, str(error), self.engine.position, self.now, wrong=wrong)
 
@@ -410,21 +410,21 @@ class SimNode:
             held.append([i for i in chunks if pack is not None and pack.chunks[i] is not None])
         self.core.follower.opened(action, wanted, held)
 
-    def _put(self, action: Put) -> None:
+    def _put(self, action: StageChunk) -> None:
         assert self.core.follower is not None
-        if self._stage is None or not self.core.follower.cares(action):
+        if self._stage is None or not self.core.follower.is_current(action):
             return
         pack = self.store.packs.get(action.id)
         data = pack.read(action.chunk) if pack is not None else None
         if data is None:
-            self.core.unput(action, self.now)
+            self.core.chunk_damaged(action, self.now)
             return
         try:
             self._stage.put(action.step, {action.chunk: data})
         except P2PSyncError as error:
             self._engine_failed(action, error)
             return
-        self.core.follower.was_put(action)
+        self.core.follower.chunk_staged(action)
 
     def _commit(self, action: CommitStage) -> None:
         stage, self._stage = self._stage, None

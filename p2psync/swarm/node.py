@@ -24,47 +24,47 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.swarm.exchange.actions import Action, Ban, Recheck, Save, Vet
+from p2psync.swarm.exchange.actions import Action, Ban, Recheck, Save, VerifyManifest
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     ChangedRun,
     CommitStage,
     EngineAction,
     Fetch,
-    Follower,
-    Forgo,
     GetManifest,
     OpenStage,
-    Put,
     RefuseRun,
     Retire,
+    StageChunk,
+    StopFetch,
 )
+from p2psync.swarm.synchronizer.follower import Follower
 
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """Settings. max_peers: peers up to which this node dials; most_peers: peers beyond which it takes none; neither
-    holds for peers of the plan.
+    """Settings. max_dialled_peers: peers up to which this node dials; max_peers: peers beyond which it takes none;
+    neither holds for peers of the plan.
 
     redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
-    `settled`. dials_a_second: the last pause is longer where members are more than are dialled in it at this rate.
-    dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
-    dial_limit: how long a dial may take until a peer is greeted; beyond it, it has failed.
+    `stable_seconds`. max_dials_per_second: the last pause is longer where members are more than are dialled in it at
+    this rate. dial_wait_seconds: how long to wait for a member that should dial this node before dialling it instead.
+    dial_timeout_seconds: how long a dial may take until a peer is greeted; beyond it, it has failed.
     """
 
     swarm: ExchangeConfig = field(default_factory=ExchangeConfig)
-    max_peers: int = 48
-    most_peers: int = 128
-    redial_first: float = 0.5
-    redial_last: float = 30.0
-    dials_a_second: float = 4.0
-    settled: float = 10.0
-    dial_anyway: float = 2.0
-    dial_limit: float = 20.0
+    max_dialled_peers: int = 48
+    max_peers: int = 128
+    redial_min_seconds: float = 0.5
+    redial_max_seconds: float = 30.0
+    max_dials_per_second: float = 4.0
+    stable_seconds: float = 10.0
+    dial_wait_seconds: float = 2.0
+    dial_timeout_seconds: float = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ NodeAction: TypeAlias = (
     | Adopt
     | OpenStage
     | Fetch
-    | Put
+    | StageChunk
     | CommitStage
     | AbandonStage
     | Retire
@@ -139,10 +139,10 @@ class NodeCore:
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None:
-            self.membership.why_waiting = lambda: follower.waits
+            self.membership.why_waiting = lambda: follower.waiting_reason
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
-        elif follower is not None and follower.empty:
+        elif follower is not None and follower.is_empty:
             self.swarm.running(NO_VERSION)
 
     def listening(self, port: int) -> None:
@@ -167,7 +167,7 @@ class NodeCore:
         """The long poll of the view ended; see `MembershipClient.viewed`."""
         whole = self.membership.viewed(view, now)
         if whole is not None:
-            self._meet(whole.members, now)
+            self._members_changed(whole.members, now)
             if self.follower is not None:
                 self.follower.viewed(whole, now)
         return whole
@@ -195,11 +195,11 @@ class NodeCore:
         near = bool(region) and region == self.info.region
         self._dial_wake = now
         known = self._known.get(name)
-        full = name not in self._up | self._plan_peers and len(self._up) >= self.config.most_peers
+        full = name not in self._up | self._plan_peers and len(self._up) >= self.config.max_peers
         source = name in self._members and self._members[name].role == "trainer"
         if full or name == self.info.node or not self.swarm.peer_up(name, near, now, source=source):
             if known is not None:
-                self._put_off(known, now)
+                self._back_off(known, now)
             return False
         if known is not None:
             known.dialling = False
@@ -214,15 +214,15 @@ class NodeCore:
         self.swarm.peer_down(name, now)
         known = self._known.get(name)
         if known is not None:
-            if now - known.up_at >= self.config.settled:
-                known.pause = self.config.redial_first
-            self._put_off(known, now)
+            if now - known.up_at >= self.config.stable_seconds:
+                known.pause = self.config.redial_min_seconds
+            self._back_off(known, now)
 
     def dial_failed(self, name: str, now: float) -> None:
         """A dialled member did not answer."""
         known = self._known.get(name)
         if known is not None:
-            self._put_off(known, now)
+            self._back_off(known, now)
             self._dial_wake = now
 
     def receive(self, name: str, message: Message, now: float) -> None:
@@ -239,18 +239,18 @@ class NodeCore:
             self.swarm.publish(id, signed)
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
         if self.follower is not None:
-            self.follower.holds(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
+            self.follower.holds_bytes(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
 
-    def vetted(self, vet: Vet, manifest: Manifest, now: float) -> bool:
+    def manifest_verified(self, verify: VerifyManifest, manifest: Manifest, now: float) -> bool:
         """A manifest that a peer offered is signed by whom this node trusts. Whether it is of use: to be kept then."""
-        news = to_announcement(manifest, vet.id, len(vet.signed))
-        taken = self.follower is not None and self.follower.heard(news, manifest, now)
-        self.swarm.vetted(vet, taken=taken)
+        news = to_announcement(manifest, verify.id, len(verify.signed))
+        taken = self.follower is not None and self.follower.peer_announced(news, manifest, now)
+        self.swarm.manifest_verified(verify, taken=taken)
         return taken
 
-    def forged(self, vet: Vet, now: float) -> None:
+    def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
         """A manifest that a peer offered is not."""
-        self.swarm.forged(vet, now)
+        self.swarm.manifest_rejected(verify, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
@@ -263,11 +263,11 @@ class NodeCore:
         if self.follower is not None:
             self.follower.saved(action.id, action.index)
 
-    def unput(self, action: Put, now: float) -> None:
+    def chunk_damaged(self, action: StageChunk, now: float) -> None:
         """A chunk that was to be staged is damaged on disk."""
         self.swarm.lost(action.id, action.chunk, now)
         if self.follower is not None:
-            self.follower.unput(action)
+            self.follower.chunk_damaged(action)
 
     def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
         """See `Follower`; what is live is told to the hub."""
@@ -281,9 +281,9 @@ class NodeCore:
             self.follower.committed(action, position, now)
             self._running(position, now)
 
-    def doubted(self, message: str, position: Position | None, now: float) -> None:
-        """See `Follower.doubted`; the hub is told what is live here instead."""
-        if self.follower is not None and self.follower.doubted(message, position, now):
+    def mark_corrupt(self, message: str, position: Position | None, now: float) -> None:
+        """See `Follower.mark_corrupt`; the hub is told what is live here instead."""
+        if self.follower is not None and self.follower.mark_corrupt(message, position, now):
             self._running(position, now)
 
     def engine_failed(
@@ -292,21 +292,21 @@ class NodeCore:
         """See `Follower.failed`. wrong: the bits are others than were signed: the hub is told, and the store hashes
         again what it gave, which may have rotted there."""
         if self.follower is not None:
-            before, refused = self.follower.position, self.follower.destination
-            if wrong and refused and self.follower.cares(action):
+            before, refused = self.follower.position, self.follower.target_digest
+            if wrong and refused and self.follower.is_current(action):
                 self.membership.rejected(refused, now)
-                chunk = action.chunk if isinstance(action, Put) else 0
-                ids = [action.id] if isinstance(action, Put) else self.follower.manifests
+                chunk = action.chunk if isinstance(action, StageChunk) else 0
+                ids = [action.id] if isinstance(action, StageChunk) else self.follower.manifest_ids
                 self._actions += [Recheck(id, chunk) for id in ids]
             self.follower.failed(action, message, position, now)
             if self.follower.position != before:
                 self._running(self.follower.position, now)
 
     def store_failed(self, id: bytes, message: str, now: float) -> None:
-        """The store could not keep a manifest's chunks: stop fetching it, and try the whole walk again later."""
+        """The store could not keep a manifest's chunks: stop fetching it, and try the whole path again later."""
         self.swarm.end(id)
         if self.follower is not None:
-            self.follower.broken(message, now)
+            self.follower.store_failed(message, now)
 
     # ---- time and output -------------------------------------------------------------------------------------------
 
@@ -339,19 +339,19 @@ class NodeCore:
                 done.append(Hangup(action.peer, action.reason))
             done.append(action)
         if self.follower is not None:
-            for wish in self.follower.actions():
-                if isinstance(wish, Forgo):
-                    self.swarm.forgo(wish.id)
+            for command in self.follower.actions():
+                if isinstance(command, StopFetch):
+                    self.swarm.stop_fetch(command.id)
                     continue
-                if isinstance(wish, Retire):
-                    self.swarm.end(wish.id)
-                done.append(wish)
+                if isinstance(command, Retire):
+                    self.swarm.end(command.id)
+                done.append(command)
         done += self.swarm.actions()
         return done
 
     # ---- whom to dial ----------------------------------------------------------------------------------------------
 
-    def _meet(self, members: list[Member], now: float) -> None:
+    def _members_changed(self, members: list[Member], now: float) -> None:
         current = {m.info.node: m.info for m in members if m.info.node != self.info.node}
         self._members = current
         for peer in self.swarm.peers:
@@ -360,7 +360,7 @@ class NodeCore:
             del self._known[name]
         for name in current:
             if name not in self._known:
-                self._known[name] = _Known(now, now, self.config.redial_first)
+                self._known[name] = _Known(now, now, self.config.redial_min_seconds)
         self._dial_due(now)
 
     def _wanted_dials(self) -> list[str]:
@@ -375,21 +375,21 @@ class NodeCore:
         ]
 
     def _room(self) -> int:
-        return self.config.max_peers - len(self._up) - sum(known.dialling for known in self._known.values())
+        return self.config.max_dialled_peers - len(self._up) - sum(known.dialling for known in self._known.values())
 
     def _dial_at(self, name: str) -> float:
         known = self._known[name]
         if known.dialling:
-            return known.dialled_at + self.config.dial_limit
+            return known.dialled_at + self.config.dial_timeout_seconds
         at = max(known.retry_at, self.swarm.banned_until(name))
         mine_to_dial = self.info.node < name or not self.info.port
-        return at if mine_to_dial else max(at, known.first_seen + self.config.dial_anyway)
+        return at if mine_to_dial else max(at, known.first_seen + self.config.dial_wait_seconds)
 
     def _dial_due(self, now: float) -> None:
         due = [name for name in self._wanted_dials() if self._dial_at(name) <= now]
         for name in due:
             if self._known[name].dialling:
-                self._put_off(self._known[name], now)
+                self._back_off(self._known[name], now)
         due = [name for name in due if self._dial_at(name) <= now]
         for name in self._choose(due):
             known = self._known[name]
@@ -410,7 +410,7 @@ class NodeCore:
         for name in peers - self._plan_peers:
             known = self._known.get(name)
             if known is not None and not known.dialling:
-                known.pause = self.config.redial_first
+                known.pause = self.config.redial_min_seconds
                 known.retry_at = known.first_seen = now
         self._plan_peers = peers
         self._dial_due(now)
@@ -418,11 +418,11 @@ class NodeCore:
     def _is_near(self, name: str) -> bool:
         return bool(self.info.region) and self._members[name].region == self.info.region
 
-    def _put_off(self, known: _Known, now: float) -> None:
+    def _back_off(self, known: _Known, now: float) -> None:
         known.dialling = False
         known.first_seen = now
         known.retry_at = now + known.pause * (0.75 + 0.5 * self._rng.random())
-        last = max(self.config.redial_last, len(self._known) / self.config.dials_a_second)
+        last = max(self.config.redial_max_seconds, len(self._known) / self.config.max_dials_per_second)
         known.pause = min(last, known.pause * 2)
 
     def _running(self, position: Position | None, now: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, ManifestGossip, Subscribe
-from p2psync.swarm.exchange.actions import Ban, Vet
+from p2psync.swarm.exchange.actions import Ban, VerifyManifest
 from tests.exchange.exchange_parts import Bench
 from tests.exchange.exchange_trees import relay, relay_plan, root
 from tests.swarm.swarm_parts import manifest_of
@@ -17,11 +17,11 @@ def offered(bench: Bench) -> list[str]:
     return [name for name, offer in bench.sent(ManifestGossip) if (offer.id, offer.signed) == (bench.id, SIGNED)]
 
 
-def vet(bench: Bench, name: str) -> Vet:
+def verify(bench: Bench, name: str) -> VerifyManifest:
     """A peer offers the bench's manifest, which is to be looked at."""
     bench.say(name, ManifestGossip(bench.id, SIGNED))
-    (found,) = bench.done(Vet)
-    assert found == Vet(name, bench.id, SIGNED)
+    (found,) = bench.done(VerifyManifest)
+    assert found == VerifyManifest(name, bench.id, SIGNED)
     return found
 
 
@@ -46,63 +46,63 @@ def relaying() -> Bench:
 
 def test_an_offer_is_passed_on_once_it_was_looked_at_to_children_that_do_not_have_it() -> None:
     bench = relaying()
-    found = vet(bench, "p")
+    found = verify(bench, "p")
     assert offered(bench) == [], "nobody's word is passed on unseen"
     bench.say("b", Subscribe(bench.short, True))
-    bench.swarm.vetted(found, taken=True)
+    bench.swarm.manifest_verified(found, taken=True)
     assert offered(bench) == ["a", "c"]
 
 
 def test_an_offer_that_is_no_news_is_not_passed_on() -> None:
     bench = relaying()
-    bench.swarm.vetted(vet(bench, "p"), taken=False)
+    bench.swarm.manifest_verified(verify(bench, "p"), taken=False)
     assert offered(bench) == []
 
 
 def test_the_same_offer_of_a_second_parent_is_not_looked_at_again() -> None:
     bench = relaying()
-    found = vet(bench, "p")
+    found = verify(bench, "p")
     bench.say("q", ManifestGossip(bench.id, SIGNED))
-    assert bench.done(Vet) == []
-    bench.swarm.vetted(found, taken=True)
+    assert bench.done(VerifyManifest) == []
+    bench.swarm.manifest_verified(found, taken=True)
     bench.say("p", ManifestGossip(bench.id, SIGNED))
-    assert bench.done(Vet) == []
+    assert bench.done(VerifyManifest) == []
 
 
 def test_a_manifest_that_is_exchanged_already_needs_no_offer() -> None:
     bench = relay(("p", "a"))
     bench.actions()
     bench.say("p", ManifestGossip(bench.id, SIGNED))
-    assert bench.done(Vet) == []
+    assert bench.done(VerifyManifest) == []
 
 
 def test_only_parents_are_listened_to_and_one_offer_at_a_time() -> None:
     bench = relaying()
     for name in ("x", "a"):
         bench.say(name, ManifestGossip(bench.id, SIGNED))
-    assert bench.done(Vet) == []
-    vet(bench, "p")
+    assert bench.done(VerifyManifest) == []
+    verify(bench, "p")
     bench.say("p", ManifestGossip(bytes(32), SIGNED))
-    assert bench.done(Vet) == []
+    assert bench.done(VerifyManifest) == []
 
 
 def test_who_offers_what_nobody_trusted_signed_is_banned_and_another_is_listened_to() -> None:
     bench = relaying()
-    bench.swarm.forged(vet(bench, "p"), 0.0)
+    bench.swarm.manifest_rejected(verify(bench, "p"), 0.0)
     (ban,) = bench.done(Ban)
     assert ban.peer == "p" and "signed" in ban.reason
-    vet(bench, "q")
+    verify(bench, "q")
 
 
 def test_a_child_that_was_away_is_offered_it_again() -> None:
     bench = relaying()
-    bench.swarm.vetted(vet(bench, "p"), taken=True)
+    bench.swarm.manifest_verified(verify(bench, "p"), taken=True)
     bench.swarm.peer_down("a", 0.0)
     bench.peer("a")
     bench.actions()
     bench.swarm.publish(bench.id, SIGNED)
     assert offered(bench) == [], "only a root publishes"
-    bench.swarm.vetted(Vet("q", bench.id, SIGNED), taken=True)
+    bench.swarm.manifest_verified(VerifyManifest("q", bench.id, SIGNED), taken=True)
     assert offered(bench) == ["a"]
 
 

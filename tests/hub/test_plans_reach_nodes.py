@@ -43,7 +43,7 @@ class Swarm:
             await client.claim(KEY, node=name(0), run=RUN, epoch=1)
         info = NodeInfo(node=name(number), role=role, host="127.0.0.1")
         runner = NodeRunner(
-            NodeCore(info, NodeConfig(max_peers=0), random.Random(number)),  # so that only the plan connects
+            NodeCore(info, NodeConfig(max_dialled_peers=0), random.Random(number)),  # so that only the plan connects
             client,
             Store(self._place / str(number)),
             trusted=TRUSTED,

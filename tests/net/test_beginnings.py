@@ -19,7 +19,7 @@ from p2psync.store.packs import Store
 from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
 from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
 from p2psync.swarm.control.path_estimates import PathEstimates
-from p2psync.swarm.exchange.actions import Vet
+from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.node import NodeConfig, NodeCore
 from tests.store.store_parts import KEY, make_pack
 
@@ -109,17 +109,17 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
     runner = NodeRunner(core, client, store, trusted=trusted, instance="life", widths=())
     done: list[str] = []
 
-    def vetted(vet: Vet, what: Manifest, now: float) -> bool:
-        core.swarm._state.send("child", ManifestGossip(vet.id, vet.signed))
+    def manifest_verified(verify: VerifyManifest, what: Manifest, now: float) -> bool:
+        core.swarm._state.send("child", ManifestGossip(verify.id, verify.signed))
         return taken
 
     def send(name: str, message: Control) -> None:
         done.append(f"{type(message).__name__} to {name}")
 
-    monkeypatch.setattr(core, "vetted", vetted)
+    monkeypatch.setattr(core, "manifest_verified", manifest_verified)
     monkeypatch.setattr(runner._peers, "send", send)
     monkeypatch.setattr(runner.monitor, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
-    await runner._vet(Vet("parent", signed.id, signed.to_bytes()))
+    await runner._verify_manifest(VerifyManifest("parent", signed.id, signed.to_bytes()))
     await until(lambda: "ManifestGossip to child" in done)
     assert done == [f"begin {manifest.payload_bytes}"] * taken + ["ManifestGossip to child"]
     await runner.stop()

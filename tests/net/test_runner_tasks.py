@@ -16,7 +16,8 @@ from p2psync.net.runner import NodeRunner
 from p2psync.store.packs import Store
 from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import AbandonStage, Follower
+from p2psync.swarm.synchronizer.actions import AbandonStage
+from p2psync.swarm.synchronizer.follower import Follower
 
 #: Nothing listens at this port.
 NOWHERE = "http://127.0.0.1:9"

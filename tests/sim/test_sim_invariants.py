@@ -47,12 +47,12 @@ def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch
         return next((a for a in self._view.lineage if a.version < self.position.version), None)
 
     monkeypatch.setattr(Follower, "target", there_and_back)
-    monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
+    monkeypatch.setattr(Follower, "_check", lambda self, attempt: None)
     assert failure(CALM).kind == "rising"
 
 
 def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Follower, "_is_confirmed", lambda self, walk: True)
+    monkeypatch.setattr(Follower, "_is_confirmed", lambda self, attempt: True)
     assert failure(CALM).kind == "announced"
 
 

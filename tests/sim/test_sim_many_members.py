@@ -23,7 +23,7 @@ MEMBER_BYTES, PATH_BYTES = 320, 110
 #: Bytes that every reader gets per version, with its manifest.
 ANNOUNCEMENT_BYTES = 6000
 #: Few connections, so that nodes are not dialling all the time.
-NODE = NodeConfig(swarm=SWARM, max_peers=4)
+NODE = NodeConfig(swarm=SWARM, max_dialled_peers=4)
 
 
 def all_failed(others: list[str]) -> NodeStatistics:

@@ -14,10 +14,11 @@ from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bi
 from p2psync.protocol.versions import Position
 from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send
 from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import CommitStage, Fetch, Follower, OpenStage, Put, Retire
+from p2psync.swarm.synchronizer.actions import CommitStage, Fetch, OpenStage, Retire, StageChunk
+from p2psync.swarm.synchronizer.follower import Follower
 from tests.exchange.exchange_trees import relay_plan
 
-CONFIG = NodeConfig(max_peers=4, most_peers=6)
+CONFIG = NodeConfig(max_dialled_peers=4, max_peers=6)
 
 
 def info(name: str, *, role: Role = "actor", port: int = 1, region: str = "") -> NodeInfo:
@@ -65,8 +66,8 @@ def test_the_greater_name_dials_too_if_nobody_came() -> None:
     node = Node("m")
     node.meet(info("a"))
     assert node.dials(0.0) == []
-    assert node.wake(0.0) == pytest.approx(CONFIG.dial_anyway)
-    assert node.dials(CONFIG.dial_anyway) == ["a"]
+    assert node.wake(0.0) == pytest.approx(CONFIG.dial_wait_seconds)
+    assert node.dials(CONFIG.dial_wait_seconds) == ["a"]
 
 
 def test_a_node_does_not_dial_itself_nor_whoever_is_connected() -> None:
@@ -98,8 +99,8 @@ def test_a_dial_without_any_outcome_counts_as_failed_in_the_end() -> None:
     node = Node("m")
     node.meet(info("z"))
     assert node.dials(0.0) == ["z"]
-    assert node.wake(1.0) == pytest.approx(CONFIG.dial_limit)
-    now = CONFIG.dial_limit
+    assert node.wake(1.0) == pytest.approx(CONFIG.dial_timeout_seconds)
+    now = CONFIG.dial_timeout_seconds
     assert node.dials(now) == []
     assert node.dials(now + 2.0) == ["z"]
 
@@ -114,7 +115,7 @@ def test_pauses_after_failed_dials_grow_up_to_a_limit() -> None:
         wake = node.wake(now)
         pauses.append(wake - now)
         now = wake
-    assert pauses[0] < 1.0 and CONFIG.redial_last * 0.7 <= max(pauses) <= CONFIG.redial_last * 1.3
+    assert pauses[0] < 1.0 and CONFIG.redial_max_seconds * 0.7 <= max(pauses) <= CONFIG.redial_max_seconds * 1.3
     assert pauses[6] > pauses[0]
 
 
@@ -138,12 +139,12 @@ def test_after_a_connection_that_lasted_the_first_pause_is_short_again() -> None
         node.dials(now)
         node.core.dial_failed("z", now)
     node.core.peer_up("z", "", 100.0)
-    node.core.peer_down("z", 100.0 + CONFIG.settled)
-    assert node.wake(100.0 + CONFIG.settled) - 100.0 - CONFIG.settled <= CONFIG.redial_first * 1.25
+    node.core.peer_down("z", 100.0 + CONFIG.stable_seconds)
+    assert node.wake(100.0 + CONFIG.stable_seconds) - 100.0 - CONFIG.stable_seconds <= CONFIG.redial_min_seconds * 1.25
 
 
 def test_trainers_are_dialled_first_then_near_nodes() -> None:
-    node = Node("0", config=replace(CONFIG, max_peers=2))
+    node = Node("0", config=replace(CONFIG, max_dialled_peers=2))
     members = [info(c, region="far") for c in "cdefg"] + [info("y", region="here"), info("z", role="trainer")]
     node.meet(*members)
     assert node.dials(0.0) == ["z", "y"]
@@ -231,7 +232,7 @@ def test_a_commit_is_told_to_the_hub_at_once() -> None:
         if isinstance(action, Save):
             node.core.saved(action)
     (put,) = node.core.actions()
-    follower.was_put(put)  # type: ignore[arg-type]
+    follower.chunk_staged(put)  # type: ignore[arg-type]
     (commit,) = node.core.actions()
     node.core.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
     node.core.poll(2.0)
@@ -291,8 +292,8 @@ def test_what_the_store_gave_is_hashed_again_if_a_commit_would_bring_other_bits_
     follower.manifest(signed.id, m, 1.0)
     (stage,) = [a for a in node.core.actions() if isinstance(a, OpenStage)]
     follower.opened(stage, [[0]], [[0]])
-    (put,) = [a for a in node.core.actions() if isinstance(a, Put)]
-    follower.was_put(put)
+    (put,) = [a for a in node.core.actions() if isinstance(a, StageChunk)]
+    follower.chunk_staged(put)
     (commit,) = [a for a in node.core.actions() if isinstance(a, CommitStage)]
     node.core.engine_failed(commit, "the digest is wrong", follower.position, 2.0, wrong=wrong)
     rechecks = [a for a in node.core.actions() if isinstance(a, Recheck)]

@@ -17,7 +17,7 @@ from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
-from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, Vet
+from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.simulated_payload import SimulatedPayload
@@ -306,8 +306,8 @@ class VirtualNode:
                         self._listener.completed(self, action.id)
                     case Ban():
                         self._listener.banned(self, action.peer, action.reason)
-                    case Vet():
-                        swarm.vetted(action, taken=True)
+                    case VerifyManifest():
+                        swarm.manifest_verified(action, taken=True)
                         self.fetch(self._listener.manifest(action.id))
                     case _:
                         pass

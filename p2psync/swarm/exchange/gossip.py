@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, SHORT_ID_BYTES, ManifestGossip
-from p2psync.swarm.exchange.actions import Vet
+from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.exchange.state import SwarmState
 
 #: Manifests of which is remembered who has them.
@@ -42,18 +42,18 @@ class ManifestGossiper:
         self._has(offer.id).add(name)
         if not known and name not in self._vetting:
             self._vetting[name] = offer.id
-            self._state.actions.append(Vet(name, offer.id, offer.signed))
+            self._state.actions.append(VerifyManifest(name, offer.id, offer.signed))
 
-    def vetted(self, vet: Vet, *, taken: bool) -> None:
+    def verified(self, verify: VerifyManifest, *, taken: bool) -> None:
         """The manifest is what it should be. taken: it is news, and passed on."""
-        self._vetting.pop(vet.peer, None)
+        self._vetting.pop(verify.peer, None)
         if taken:
-            self._pass_on(vet.id, vet.signed)
+            self._pass_on(verify.id, verify.signed)
 
-    def forged(self, vet: Vet) -> None:
+    def rejected(self, verify: VerifyManifest) -> None:
         """It is not: another peer may still have the true one."""
-        self._vetting.pop(vet.peer, None)
-        self._known.pop(vet.id, None)
+        self._vetting.pop(verify.peer, None)
+        self._known.pop(verify.id, None)
 
     def peer_down(self, name: str) -> None:
         """A peer went: it may come back knowing nothing."""

@@ -11,8 +11,8 @@ what is live is the same bits: it is adopted, not fetched. The whole path is res
 
 Paths are compared by the bytes that are still missing here. A node stays on the path that it has begun, also when a
 cheaper one is announced, a squash for one; unless that way to the newest version needs clearly fewer bytes than the
-rest of its own and what would come after it. It turns so at most `MAX_TURNS` times before it commits something, so new
-versions, however fast they come, cannot keep it from ever getting anywhere.
+rest of its own and what would come after it. It turns so at most `MAX_SWITCHES` times before it commits something, so
+new versions, however fast they come, cannot keep it from ever getting anywhere.
 """
 
 from __future__ import annotations
@@ -31,57 +31,37 @@ from p2psync.protocol.versions import PathStep, Position
 from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
-    ChangedRun,
     CommitStage,
     EngineAction,
     Fetch,
     FollowerAction,
-    Forgo,
     GetManifest,
     OpenStage,
-    Put,
-    RefuseRun,
     Retire,
+    StageChunk,
+    StopFetch,
 )
 from p2psync.swarm.synchronizer.run_choice import RunChoice
 
-__all__ = [
-    "AbandonStage",
-    "Adopt",
-    "ChangedRun",
-    "CommitStage",
-    "EngineAction",
-    "Fetch",
-    "Follower",
-    "FollowerAction",
-    "Forgo",
-    "GetManifest",
-    "OpenStage",
-    "Phase",
-    "Put",
-    "RefuseRun",
-    "Retire",
-]
-
-FIRST_PAUSE = 0.5
-LAST_PAUSE = 30.0
+RETRY_MIN_SECONDS = 0.5
+RETRY_MAX_SECONDS = 30.0
 #: After this many failures a manifest is avoided as long as another path exists.
 FAILURES_TO_AVOID = 2
 #: Another path is turned to if it needs at most this share of the bytes that are missing of the one begun and of what
 #: comes after that, and saves so many: beginning anew costs the engine time. So often between two commits.
-TURN_SHARE = 0.75
-TURN_BYTES = 256 << 10
-MAX_TURNS = 2
-#: Damages of the live version that are mended at once; each further one within `QUIET` seconds of the one before waits
-#: twice as long, at most `LAST_DOUBT_PAUSE` (seconds): fetching a whole model is what each may cost.
-FREE_DOUBTS = 4
-QUIET = 600.0
-LAST_DOUBT_PAUSE = 300.0
+SWITCH_MAX_SHARE = 0.75
+SWITCH_MIN_BYTES = 256 << 10
+MAX_SWITCHES = 2
+#: Damages of the live version that are mended at once; each further one within `QUIET_SECONDS` seconds of the one
+#: before waits twice as long, at most `REPAIR_MAX_SECONDS` (seconds): fetching a whole model is what each may cost.
+IMMEDIATE_REPAIRS = 4
+QUIET_SECONDS = 600.0
+REPAIR_MAX_SECONDS = 300.0
 #: Versions that only peers told of; beyond it, the oldest is forgotten.
-MAX_HEARD = 8
+MAX_GOSSIPED = 8
 
 
-class Phase(Enum):
+class SyncState(Enum):
     """Where the follower stands."""
 
     IDLE = "idle"
@@ -92,7 +72,7 @@ class Phase(Enum):
 
 
 @dataclass(slots=True)
-class _Walk:
+class SyncAttempt:
     """The path under way; or, if `adopt` is given, the manifest that vouches for weights at hand.
 
     run: that the path leads in. todo: per step, chunks not yet put. saved: chunks that the store holds and that wait
@@ -124,7 +104,7 @@ class Follower:
         self,
         position: Position | None,
         local_digest: str = "",
-        turn_bytes: int = TURN_BYTES,
+        switch_bytes: int = SWITCH_MIN_BYTES,
         *,
         follow: str = NEWEST,
     ) -> None:
@@ -134,25 +114,25 @@ class Follower:
         """
         self.position = position
         self._run = RunChoice(position, follow)
-        self.phase = Phase.IDLE
+        self.state = SyncState.IDLE
         self.last_error = ""
         self._local_digest = local_digest
-        self._turn_bytes = turn_bytes
+        self._switch_bytes = switch_bytes
         #: Bytes at hand of each manifest, by id (hex).
         self._held: dict[str, int] = {}
         self._view: View | None = None
         self._head: Announcement | None = None
         self._stranded = False
-        self._walk: _Walk | None = None
-        self._walks = 0
-        self._turns = 0
+        self._attempt: SyncAttempt | None = None
+        self._attempts = 0
+        self._switches = 0
         self._manifests: dict[str, PathStep] = {}
         #: Later versions than the hub's newest, of which peers told: fetched, and not committed before the hub says so.
-        self._heard: dict[str, Announcement] = {}
+        self._gossiped: dict[str, Announcement] = {}
         self._failures: dict[str, int] = {}
-        self._pause = FIRST_PAUSE
+        self._pause = RETRY_MIN_SECONDS
         self._retry_at = 0.0
-        self._doubts, self._doubted_at = 0, float("-inf")
+        self._corruptions, self._corrupt_at = 0, float("-inf")
         self._actions: list[FollowerAction] = []
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
@@ -173,39 +153,43 @@ class Follower:
         over = before is None or (view.run, view.epoch) != (before.run, before.epoch)
         self._view = view
         self._head = newest_announcement(view.lineage)
-        self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
+        self._gossiped = {id: a for id, a in self._gossiped.items() if not over and self._is_ahead(a)}
         if self._stranded:
             self._stranded, self._retry_at = False, now
-        if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
+        if self._attempt and self.state in (SyncState.GATHER, SyncState.OPEN, SyncState.FETCH):
             lineage = {a.id for a in view.lineage}
-            run = self._walk.run
-            gone = any(self._is_gone(a.id, run, a.epoch, a.version, lineage) for a in self._walk.announced)
-            if gone or (over and not self._is_confirmed(self._walk)):
-                self._drop_walk()
+            run = self._attempt.run
+            gone = any(self._is_gone(a.id, run, a.epoch, a.version, lineage) for a in self._attempt.announced)
+            if gone or (over and not self._is_confirmed(self._attempt)):
+                self._drop_attempt()
             else:
-                self._turn_if_cheaper()
+                self._switch_if_cheaper()
         self._retire()
         self._advance(now)
-        if self._walk is not None and self.phase is Phase.FETCH and self._walk.current is None:
+        if self._attempt is not None and self.state is SyncState.FETCH and self._attempt.current is None:
             self._put_saved()
 
-    def heard(self, announcement: Announcement, manifest: Manifest, now: float) -> bool:
+    def peer_announced(self, announcement: Announcement, manifest: Manifest, now: float) -> bool:
         """A peer offered the manifest of this version; its signature was checked. Whether it is news.
 
         It is if it comes after all that the hub has announced, in the hub's run and epoch.
         """
         view = self._view
-        if view is None or (manifest.run, manifest.epoch) != (view.run, view.epoch) or announcement.id in self._heard:
+        if (
+            view is None
+            or (manifest.run, manifest.epoch) != (view.run, view.epoch)
+            or announcement.id in self._gossiped
+        ):
             return False
         if not self._is_ahead(announcement):
             return False
-        if len(self._heard) >= MAX_HEARD:
-            del self._heard[next(iter(self._heard))]
-        self._heard[announcement.id] = announcement
+        if len(self._gossiped) >= MAX_GOSSIPED:
+            del self._gossiped[next(iter(self._gossiped))]
+        self._gossiped[announcement.id] = announcement
         self.manifest(announcement.id, manifest, now)
         return True
 
-    def holds(self, id: bytes, nbytes: int) -> None:
+    def holds_bytes(self, id: bytes, nbytes: int) -> None:
         """The store holds so many bytes of a manifest's chunks."""
         self._held[id.hex()] = nbytes
 
@@ -216,29 +200,29 @@ class Follower:
 
     def no_manifest(self, id: str, message: str, now: float) -> None:
         """A manifest could not be had, or was forged."""
-        if self.phase is not Phase.GATHER or self._walk is None or id in self._manifests:
+        if self.state is not SyncState.GATHER or self._attempt is None or id in self._manifests:
             return
-        if any(a.id == id for a in self._walk.announced):
+        if any(a.id == id for a in self._attempt.announced):
             self._fail(message, [id], now)
 
     def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
         """The outcome of `Adopt`: None if the local copy is something else."""
-        if not self._is_current(action, Phase.OPEN):
+        if not self._is_current(action, SyncState.OPEN):
             return
         self._local_digest = ""
-        self._drop_walk()
+        self._drop_attempt()
         self._went_to(position)
         self._advance(now)
 
     def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
         """The stage is open: per step, the chunks it wants, and those of them that the store holds already."""
-        if not self._is_current(action, Phase.OPEN) or self._walk is None:
+        if not self._is_current(action, SyncState.OPEN) or self._attempt is None:
             return
-        self.phase = Phase.FETCH
-        walk = self._walk
-        walk.todo = [set(chunks) for chunks in wanted]
-        walk.saved = [set(chunks) & todo for chunks, todo in zip(held, walk.todo, strict=True)]
-        for step, chunks, at_hand in zip(walk.steps, wanted, walk.saved, strict=True):
+        self.state = SyncState.FETCH
+        attempt = self._attempt
+        attempt.todo = [set(chunks) for chunks in wanted]
+        attempt.saved = [set(chunks) & todo for chunks, todo in zip(held, attempt.todo, strict=True)]
+        for step, chunks, at_hand in zip(attempt.steps, wanted, attempt.saved, strict=True):
             # What the engine does not want counts as held.
             missing = set(chunks) - at_hand
             self._held[step.id.hex()] = step.manifest.payload_bytes - sum(step.manifest.sizes[i] for i in missing)
@@ -247,102 +231,104 @@ class Follower:
 
     def saved(self, id: bytes, chunk: int) -> None:
         """The store holds a chunk now."""
-        walk = self._walk
-        if walk is None or self.phase is not Phase.FETCH:
+        attempt = self._attempt
+        if attempt is None or self.state is not SyncState.FETCH:
             return
-        for i, step in enumerate(walk.steps):
-            if step.id == id and chunk in walk.todo[i]:
-                if chunk not in walk.saved[i]:
+        for i, step in enumerate(attempt.steps):
+            if step.id == id and chunk in attempt.todo[i]:
+                if chunk not in attempt.saved[i]:
                     self._held[id.hex()] = self._held.get(id.hex(), 0) + step.manifest.sizes[chunk]
-                walk.saved[i].add(chunk)
-                if i == walk.current:
-                    self._put(walk, i, chunk)
+                attempt.saved[i].add(chunk)
+                if i == attempt.current:
+                    self._put(attempt, i, chunk)
 
-    def was_put(self, action: Put) -> None:
+    def chunk_staged(self, action: StageChunk) -> None:
         """The stage took a chunk."""
-        if self._is_current(action, Phase.FETCH) and self._walk is not None:
-            self._walk.putting.discard((action.step, action.chunk))
-            self._walk.todo[action.step].discard(action.chunk)
-            self._walk.saved[action.step].discard(action.chunk)
-            if not self._walk.todo[action.step]:
+        if self._is_current(action, SyncState.FETCH) and self._attempt is not None:
+            self._attempt.putting.discard((action.step, action.chunk))
+            self._attempt.todo[action.step].discard(action.chunk)
+            self._attempt.saved[action.step].discard(action.chunk)
+            if not self._attempt.todo[action.step]:
                 self._put_saved()
 
-    def unput(self, action: Put) -> None:
+    def chunk_damaged(self, action: StageChunk) -> None:
         """The store no longer has the chunk (damaged on disk): it will be fetched again."""
-        if self._is_current(action, Phase.FETCH) and self._walk is not None:
-            self._walk.putting.discard((action.step, action.chunk))
-            self._walk.saved[action.step].discard(action.chunk)
-            size = self._walk.steps[action.step].manifest.sizes[action.chunk]
+        if self._is_current(action, SyncState.FETCH) and self._attempt is not None:
+            self._attempt.putting.discard((action.step, action.chunk))
+            self._attempt.saved[action.step].discard(action.chunk)
+            size = self._attempt.steps[action.step].manifest.sizes[action.chunk]
             self._held[action.id.hex()] = self._held.get(action.id.hex(), size) - size
 
     def committed(self, action: CommitStage, position: Position, now: float) -> None:
         """The stage is live."""
         self.last_error = ""
-        self._walk = None
-        self.phase = Phase.IDLE
+        self._attempt = None
+        self.state = SyncState.IDLE
         self._went_to(position)
-        self._turns = 0
-        self._pause = FIRST_PAUSE
+        self._switches = 0
+        self._pause = RETRY_MIN_SECONDS
         self._failures.clear()
         self._retire()
         self._advance(now)
 
     def failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
         """Opening, putting or committing failed; `position` is what is live and vouched for now."""
-        if self._walk is not None and action.walk == self._walk.number:
+        if self._attempt is not None and action.attempt == self._attempt.number:
             self.position = position
-            self._fail(message, [a.id for a in self._walk.announced], now)
+            self._fail(message, [a.id for a in self._attempt.announced], now)
 
-    def doubted(self, message: str, position: Position | None, now: float) -> bool:
+    def mark_corrupt(self, message: str, position: Position | None, now: float) -> bool:
         """What was live turned out to be other bits than were committed; `position` is live instead, if anything is.
 
         From there the way is resolved anew: at once the first times, and after a pause that doubles where it happens
-        again within `QUIET`, so that a disk that damages whatever it is given costs others little.
+        again within `QUIET_SECONDS`, so that a disk that damages whatever it is given costs others little.
 
         False during a commit, which takes its outcome from elsewhere; ask again after it.
         """
-        if self.phase is Phase.COMMIT:
+        if self.state is SyncState.COMMIT:
             return False
         self.last_error = message
         self.position = position
-        self._drop_walk()
-        self._doubts = self._doubts + 1 if now - self._doubted_at < QUIET else 1
-        self._doubted_at = now
-        if self._doubts > FREE_DOUBTS:
-            self._retry_at = now + min(LAST_DOUBT_PAUSE, FIRST_PAUSE * 2 ** (self._doubts - FREE_DOUBTS))
+        self._drop_attempt()
+        self._corruptions = self._corruptions + 1 if now - self._corrupt_at < QUIET_SECONDS else 1
+        self._corrupt_at = now
+        if self._corruptions > IMMEDIATE_REPAIRS:
+            self._retry_at = now + min(
+                REPAIR_MAX_SECONDS, RETRY_MIN_SECONDS * 2 ** (self._corruptions - IMMEDIATE_REPAIRS)
+            )
         self._advance(now)
         return True
 
-    def broken(self, message: str, now: float) -> None:
-        """Something that the walk under way needs is not to be had (the disk is full): give up for a while."""
-        if self._walk is not None and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
+    def store_failed(self, message: str, now: float) -> None:
+        """Something that the attempt under way needs is not to be had (the disk is full): give up for a while."""
+        if self._attempt is not None and self.state in (SyncState.GATHER, SyncState.OPEN, SyncState.FETCH):
             self._fail(message, [], now)
 
     @property
-    def waits(self) -> str:
+    def waiting_reason(self) -> str:
         """Why what the hub offers is not live here, in one line for people; "" while nothing is amiss."""
         if self._run.refusal is not None:
             return self._run.refusal.text()
         return self.last_error if self.last_error and self._behind() else ""
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether there is nothing here that a delta could lead on from."""
         return self.position is None and not self._local_digest
 
     @property
-    def destination(self) -> str:
-        """The digest (hex) of the version that the walk under way leads to; "" without one."""
-        return self._walk.announced[-1].digest if self._walk is not None else ""
+    def target_digest(self) -> str:
+        """The digest (hex) of the version that the attempt under way leads to; "" without one."""
+        return self._attempt.announced[-1].digest if self._attempt is not None else ""
 
     @property
-    def manifests(self) -> list[bytes]:
-        """The ids of the manifests of the walk under way."""
-        return [step.id for step in self._walk.steps] if self._walk is not None else []
+    def manifest_ids(self) -> list[bytes]:
+        """The ids of the manifests of the attempt under way."""
+        return [step.id for step in self._attempt.steps] if self._attempt is not None else []
 
-    def cares(self, action: EngineAction) -> bool:
-        """Whether the action belongs to the walk under way."""
-        return self._walk is not None and action.walk == self._walk.number
+    def is_current(self, action: EngineAction) -> bool:
+        """Whether the action belongs to the attempt under way."""
+        return self._attempt is not None and action.attempt == self._attempt.number
 
     def poll(self, now: float) -> None:
         """Try again what was put off."""
@@ -350,7 +336,7 @@ class Follower:
 
     def next_wake(self) -> float:
         """When a pause ends."""
-        return self._retry_at if self.phase is Phase.IDLE and self._behind() else float("inf")
+        return self._retry_at if self.state is SyncState.IDLE and self._behind() else float("inf")
 
     def actions(self) -> list[FollowerAction]:
         """What is to be done now, in order; empties the list."""
@@ -372,25 +358,25 @@ class Follower:
     @property
     def _lineage(self) -> list[Announcement]:
         """What the hub announced, and what peers told of since."""
-        return [*(self._view.lineage if self._view is not None else ()), *self._heard.values()]
+        return [*(self._view.lineage if self._view is not None else ()), *self._gossiped.values()]
 
     def _is_ahead(self, announcement: Announcement) -> bool:
         """Whether it comes after the hub's newest version."""
         newest = self._head
         return newest is None or (announcement.epoch, announcement.version) > (newest.epoch, newest.version)
 
-    def _is_confirmed(self, walk: _Walk) -> bool:
+    def _is_confirmed(self, attempt: SyncAttempt) -> bool:
         """Whether the hub has announced every manifest of the path."""
         assert self._view is not None
-        return {a.id for a in walk.announced} <= {a.id for a in self._view.lineage}
+        return {a.id for a in attempt.announced} <= {a.id for a in self._view.lineage}
 
     def _behind(self) -> bool:
         return self.target() is not None
 
     def _advance(self, now: float) -> None:
-        if self.phase is Phase.IDLE and now >= self._retry_at:
+        if self.state is SyncState.IDLE and now >= self._retry_at:
             self._start(now)
-        if self.phase is Phase.GATHER:
+        if self.state is SyncState.GATHER:
             self._gather(now)
 
     def _start(self, now: float) -> None:
@@ -400,27 +386,27 @@ class Follower:
         if at_hand := self._digest_at_hand():
             known = self._find(at_hand)
             if known is not None:
-                self._begin_walk([known[0]], adopt=known[1])
+                self._begin_attempt([known[0]], adopt=known[1])
                 return
         path = self._resolve((target.version, target.digest))
-        if not path and target.id in self._heard:
+        if not path and target.id in self._gossiped:
             # Nothing to fetch, or no way there: the hub will tell of it again.
-            del self._heard[target.id]
+            del self._gossiped[target.id]
             self._start(now)
         elif path is None:
             self._fail("no anchor or chain of deltas leads to the newest version; waiting for one", [], now)
             self._stranded = True
         elif path:
-            self._begin_walk(path)
+            self._begin_attempt(path)
         else:
             # The same bits under a later epoch: nothing travels, the position alone moves.
-            self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
+            self._begin_attempt([target], adopt=_position(self._view.run, target, target.version, target.digest))
 
-    def _begin_walk(self, path: list[Announcement], adopt: Position | None = None) -> None:
+    def _begin_attempt(self, path: list[Announcement], adopt: Position | None = None) -> None:
         assert self._view is not None
-        self._walks += 1
-        self._walk = _Walk(self._walks, self._view.run, path, adopt)
-        self.phase = Phase.GATHER
+        self._attempts += 1
+        self._attempt = SyncAttempt(self._attempts, self._view.run, path, adopt)
+        self.state = SyncState.GATHER
         for announcement in path:
             if announcement.id not in self._manifests:
                 self._actions.append(GetManifest(announcement.id, announcement.inline))
@@ -434,26 +420,26 @@ class Follower:
         path = resolve(trusted, start, target, self._held)
         return path if path is not None else resolve(self._lineage, start, target, self._held)
 
-    def _turn_if_cheaper(self) -> None:
+    def _switch_if_cheaper(self) -> None:
         """Leave the path that was begun for one that needs clearly fewer bytes from here."""
-        walk, target = self._walk, self.target()
-        if walk is None or walk.adopt is not None or target is None or self._turns >= MAX_TURNS:
+        attempt, target = self._attempt, self.target()
+        if attempt is None or attempt.adopt is not None or target is None or self._switches >= MAX_SWITCHES:
             return
         assert self._view is not None
         end = target_key(target)
         path = self._resolve(end)
-        after = resolve(self._lineage, target_key(walk.announced[-1]), end, self._held)
-        if not path or after is None or path == walk.announced:
+        after = resolve(self._lineage, target_key(attempt.announced[-1]), end, self._held)
+        if not path or after is None or path == attempt.announced:
             return
-        stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
-        if missing_bytes(path, self._held) > min(TURN_SHARE * stay, stay - self._turn_bytes):
+        stay = missing_bytes(attempt.announced, self._held) + missing_bytes(after, self._held)
+        if missing_bytes(path, self._held) > min(SWITCH_MAX_SHARE * stay, stay - self._switch_bytes):
             return
-        self._turns += 1
+        self._switches += 1
         kept = {a.id for a in path}
-        for step in walk.steps:
-            if self.phase is Phase.FETCH and step.id.hex() not in kept:
-                self._actions.append(Forgo(step.id))
-        self._drop_walk()
+        for step in attempt.steps:
+            if self.state is SyncState.FETCH and step.id.hex() not in kept:
+                self._actions.append(StopFetch(step.id))
+        self._drop_attempt()
 
     def _digest_at_hand(self) -> str:
         """The digest (hex) of weights here that are of no known place in the run that is followed; "": of none such."""
@@ -474,35 +460,35 @@ class Follower:
         return None
 
     def _gather(self, now: float) -> None:
-        walk = self._walk
-        assert walk is not None
-        if any(a.id not in self._manifests for a in walk.announced):
+        attempt = self._attempt
+        assert attempt is not None
+        if any(a.id not in self._manifests for a in attempt.announced):
             return
-        walk.steps = [self._manifests[a.id] for a in walk.announced]
+        attempt.steps = [self._manifests[a.id] for a in attempt.announced]
         try:
-            self._check(walk)
+            self._check(attempt)
         except (ReplayError, BaseMismatchError) as error:
-            self._fail(str(error), [a.id for a in walk.announced], now)
+            self._fail(str(error), [a.id for a in attempt.announced], now)
             return
-        self.phase = Phase.OPEN
-        if walk.adopt is not None:
-            self._actions.append(Adopt(walk.number, walk.adopt))
+        self.state = SyncState.OPEN
+        if attempt.adopt is not None:
+            self._actions.append(Adopt(attempt.number, attempt.adopt))
         else:
-            self._actions.append(OpenStage(walk.number, tuple(walk.steps)))
+            self._actions.append(OpenStage(attempt.number, tuple(attempt.steps)))
 
-    def _check(self, walk: _Walk) -> None:
+    def _check(self, attempt: SyncAttempt) -> None:
         """What the hub announced must be what the manifests say; they must meet, and lead forward."""
         assert self._view is not None
-        for announced, step in zip(walk.announced, walk.steps, strict=True):
+        for announced, step in zip(attempt.announced, attempt.steps, strict=True):
             m = step.manifest
             said = (announced.version, announced.base, announced.digest, announced.base_digest)
             if said != (m.version, m.base, m.digest.hex(), m.base_digest.hex()) or m.run != self._view.run:
                 raise ReplayError(f"the hub announced version {announced.version} with another version's manifest")
-        for first, then in itertools.pairwise(walk.steps):
+        for first, then in itertools.pairwise(attempt.steps):
             check_consecutive(first.manifest, then.manifest)
             if then.manifest.epoch < first.manifest.epoch:
                 raise ReplayError(f"version {then.manifest.version} was published by a trainer that was fenced off")
-        last = walk.steps[-1].manifest
+        last = attempt.steps[-1].manifest
         live = self.position
         if live is None or live.run != last.run:
             return
@@ -510,40 +496,46 @@ class Follower:
             raise ReplayError(f"version {last.version} of epoch {last.epoch} is not later than what is live")
 
     def _put_saved(self) -> None:
-        walk = self._walk
-        assert walk is not None
-        step = walk.current
+        attempt = self._attempt
+        assert attempt is not None
+        step = attempt.current
         if step is None:
-            if self._is_confirmed(walk):
-                self.phase = Phase.COMMIT
-                self._actions.append(CommitStage(walk.number))
+            if self._is_confirmed(attempt):
+                self.state = SyncState.COMMIT
+                self._actions.append(CommitStage(attempt.number))
             return
-        for chunk in sorted(walk.saved[step]):
-            self._put(walk, step, chunk)
+        for chunk in sorted(attempt.saved[step]):
+            self._put(attempt, step, chunk)
 
-    def _put(self, walk: _Walk, step: int, chunk: int) -> None:
-        if (step, chunk) not in walk.putting:
-            walk.putting.add((step, chunk))
-            self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
+    def _put(self, attempt: SyncAttempt, step: int, chunk: int) -> None:
+        if (step, chunk) not in attempt.putting:
+            attempt.putting.add((step, chunk))
+            self._actions.append(StageChunk(attempt.number, step, attempt.steps[step].id, chunk))
 
-    def _drop_walk(self) -> None:
-        if self._walk is not None and self._walk.adopt is None and self.phase in (Phase.OPEN, Phase.FETCH):
+    def _drop_attempt(self) -> None:
+        if (
+            self._attempt is not None
+            and self._attempt.adopt is None
+            and self.state in (SyncState.OPEN, SyncState.FETCH)
+        ):
             self._actions.append(AbandonStage())
-        self._walk = None
-        self.phase = Phase.IDLE
+        self._attempt = None
+        self.state = SyncState.IDLE
 
     def _fail(self, message: str, blamed: Sequence[str], now: float) -> None:
         self.last_error = message
         for id in blamed:
             self._failures[id] = self._failures.get(id, 0) + 1
-        self._drop_walk()
+        self._drop_attempt()
         self._retry_at = now + self._pause
-        self._pause = min(LAST_PAUSE, self._pause * 2)
+        self._pause = min(RETRY_MAX_SECONDS, self._pause * 2)
 
     def _retire(self) -> None:
         if self._view is None:
             return
-        keep = {a.id for a in self._view.lineage} | ({a.id for a in self._walk.announced} if self._walk else set())
+        keep = {a.id for a in self._view.lineage} | (
+            {a.id for a in self._attempt.announced} if self._attempt else set()
+        )
         for id, step in list(self._manifests.items()):
             m = step.manifest
             if self._is_gone(id, m.run, m.epoch, m.version, keep):
@@ -570,8 +562,8 @@ class Follower:
             self._view = self._head = None
             self._actions += self._run.refuse(view, reason)
 
-    def _is_current(self, action: EngineAction, phase: Phase) -> bool:
-        return self._walk is not None and self.phase is phase and action.walk == self._walk.number
+    def _is_current(self, action: EngineAction, state: SyncState) -> bool:
+        return self._attempt is not None and self.state is state and action.attempt == self._attempt.number
 
 
 def _position(run: str, a: Announcement, version: int, digest: str) -> Position:

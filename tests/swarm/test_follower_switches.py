@@ -7,17 +7,16 @@ from swarm_parts import RUN, announce, digest_of, id_of, manifest_of, view_of
 from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.synchronizer.follower import (
-    MAX_TURNS,
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     CommitStage,
     Fetch,
-    Follower,
     FollowerAction,
-    Forgo,
     OpenStage,
-    Put,
+    StageChunk,
+    StopFetch,
 )
+from p2psync.swarm.synchronizer.follower import MAX_SWITCHES, Follower
 
 ANCHOR = manifest_of(40, version=0, base=None)
 #: Deltas of 10 chunks each.
@@ -33,8 +32,8 @@ def at(version: int) -> Position:
 class Actor:
     """A follower at a version, whose shell gets every manifest at once."""
 
-    def __init__(self, version: int | None = 0, turn_bytes: int = 0) -> None:
-        self.follower = Follower(None if version is None else at(version), turn_bytes=turn_bytes)
+    def __init__(self, version: int | None = 0, switch_bytes: int = 0) -> None:
+        self.follower = Follower(None if version is None else at(version), switch_bytes=switch_bytes)
 
     def see(self, *manifests: Manifest) -> list[FollowerAction]:
         """The hub shows this lineage; returns what is wanted then."""
@@ -60,8 +59,8 @@ class Actor:
         for step in action.path:
             for chunk in range(step.manifest.chunks):
                 self.follower.saved(step.id, chunk)
-            for put in [a for a in self.follower.actions() if isinstance(a, Put)]:
-                self.follower.was_put(put)
+            for put in [a for a in self.follower.actions() if isinstance(a, StageChunk)]:
+                self.follower.chunk_staged(put)
         (done,) = [a for a in self.follower.actions() if isinstance(a, CommitStage)]
         self.follower.committed(done, at(action.path[-1].manifest.version), 0.0)
 
@@ -87,7 +86,7 @@ def test_the_way_of_fewest_bytes_is_begun() -> None:
 def test_what_is_at_hand_already_costs_nothing() -> None:
     actor = Actor(0)
     for version in range(1, 6):
-        actor.follower.holds(id_of(DELTAS[version]), DELTAS[version].payload_bytes)
+        actor.follower.holds_bytes(id_of(DELTAS[version]), DELTAS[version].payload_bytes)
     assert ways(actor.see(*chain(6), SQUASH)) == [[(v, v + 1) for v in range(6)]]
 
 
@@ -99,7 +98,7 @@ def test_a_squash_that_comes_early_is_turned_to_and_the_rest_of_the_chain_is_not
     actor.follower.actions()
     actions = actor.see(*chain(6), SQUASH)
     assert AbandonStage() in actions
-    assert [a.id for a in actions if isinstance(a, Forgo)] == [id_of(DELTAS[v]) for v in range(1, 7)]
+    assert [a.id for a in actions if isinstance(a, StopFetch)] == [id_of(DELTAS[v]) for v in range(1, 7)]
     assert ways(actions) == [[(0, 6)]]
 
 
@@ -110,11 +109,11 @@ def test_one_that_is_far_along_its_chain_is_not_thrown_back() -> None:
         actor.saved(DELTAS[version], 10)
     actor.follower.actions()
     assert actor.see(*chain(6), SQUASH) == []
-    assert actor.follower.cares(action)
+    assert actor.follower.is_current(action)
 
 
 def test_follower_keeps_its_path_if_another_saves_little() -> None:
-    actor = Actor(0, turn_bytes=5000)
+    actor = Actor(0, switch_bytes=5000)
     actor.opened(actor.see(*chain(6)))
     actor.follower.actions()
     assert actor.see(*chain(6), SQUASH) == []
@@ -135,7 +134,7 @@ def test_steps_that_both_ways_share_are_not_given_up() -> None:
     later = manifest_of(20, version=8, base=1)
     actions = actor.see(*chain(8), later)
     assert ways(actions) == [[(0, 1), (1, 8)]]
-    assert id_of(DELTAS[1]) not in [a.id for a in actions if isinstance(a, Forgo)]
+    assert id_of(DELTAS[1]) not in [a.id for a in actions if isinstance(a, StopFetch)]
 
 
 def test_follower_changes_its_path_a_few_times_at_most_before_a_commit() -> None:
@@ -149,7 +148,7 @@ def test_follower_changes_its_path_a_few_times_at_most_before_a_commit() -> None
         if ways(actions):
             actor.opened(actions)
             actor.follower.actions()
-    assert turned == MAX_TURNS
+    assert turned == MAX_SWITCHES
 
 
 def test_follower_may_change_its_path_again_after_a_commit() -> None:
