@@ -142,7 +142,7 @@ class NodeCore:
             self.membership.why_waiting = lambda: follower.waiting_reason
         if follower is not None and follower.position is not None:
             self._running(follower.position, 0.0)
-        elif follower is not None and follower.is_empty:
+        elif follower is not None and not follower.local_digest:
             self.swarm.running(NO_VERSION)
 
     def listening(self, port: int) -> None:
@@ -292,12 +292,11 @@ class NodeCore:
         """See `Follower.failed`. wrong: the bits are others than were signed: the hub is told, and the store hashes
         again what it gave, which may have rotted there."""
         if self.follower is not None:
-            before, refused = self.follower.position, self.follower.target_digest
-            if wrong and refused and self.follower.is_current(action):
-                self.membership.rejected(refused, now)
-                chunk = action.chunk if isinstance(action, StageChunk) else 0
-                ids = [action.id] if isinstance(action, StageChunk) else self.follower.manifest_ids
-                self._actions += [Recheck(id, chunk) for id in ids]
+            before = self.follower.position
+            digest, chunks = self.follower.suspects(action)
+            if wrong and digest:
+                self.membership.rejected(digest, now)
+                self._actions += [Recheck(id, chunk) for id, chunk in chunks]
             self.follower.failed(action, message, position, now)
             if self.follower.position != before:
                 self._running(self.follower.position, now)

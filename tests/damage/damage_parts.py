@@ -37,7 +37,8 @@ from p2psync.swarm.synchronizer.actions import (
     StageChunk,
     StopFetch,
 )
-from p2psync.swarm.synchronizer.follower import Follower, SyncState
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 from p2psync.trainer.versions.builder import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.

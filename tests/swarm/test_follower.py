@@ -22,15 +22,15 @@ from p2psync.swarm.synchronizer.actions import (
     Retire,
     StageChunk,
 )
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.synchronizer.config import (
     IMMEDIATE_REPAIRS,
     QUIET_SECONDS,
     REPAIR_MAX_SECONDS,
     RETRY_MAX_SECONDS,
     RETRY_MIN_SECONDS,
-    Follower,
-    SyncState,
 )
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 
 T = TypeVar("T")
 
@@ -252,7 +252,9 @@ def test_a_hub_of_an_earlier_epoch_or_run_is_not_believed() -> None:
     for view in (view_of(announce(D2), epoch=1), view_of(announce(D2), epoch=9, run="0" * 32)):
         actor = Actor(at(1, epoch=2))
         actor.view(view)
-        assert [type(action) for action in actor.actions()] == [RefuseRun] and actor.follower.target() is None
+        assert [type(action) for action in actor.actions()] == [RefuseRun] and actor.follower.next_wake() == float(
+            "inf"
+        )
         assert "not followed" in actor.follower.waiting_reason
 
 
@@ -267,7 +269,7 @@ def test_a_hub_that_knows_no_run_yet_changes_nothing() -> None:
 def test_a_version_of_the_past_is_no_target() -> None:
     actor = Actor(at(2))
     actor.see(ANCHOR, D1, D2)
-    assert actor.follower.target() is None and actor.actions() == []
+    assert actor.follower.next_wake() == float("inf") and actor.actions() == []
 
 
 def test_a_manifest_that_is_not_what_the_hub_announced_is_refused() -> None:
@@ -391,7 +393,7 @@ def test_the_same_bits_under_a_later_epoch_are_adopted_without_a_byte() -> None:
     adopt = actor.one(Adopt)
     assert adopt.position == at(1, epoch=2)
     actor.follower.adopted(adopt, adopt.position, actor.now)
-    assert actor.follower.target() is None
+    assert actor.follower.next_wake() == float("inf")
 
 
 # ---- what is retired -----------------------------------------------------------------------------------------------

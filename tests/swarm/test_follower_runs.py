@@ -24,7 +24,8 @@ from p2psync.swarm.synchronizer.actions import (
     Retire,
     StageChunk,
 )
-from p2psync.swarm.synchronizer.follower import Follower, SyncState
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 
 OLD, MIDDLE, NEW = ("01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20, "01a221f1b0ff" + "c" * 20)
 SALTS = {OLD: 1, MIDDLE: 2, NEW: 3}

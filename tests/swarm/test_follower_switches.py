@@ -16,7 +16,8 @@ from p2psync.swarm.synchronizer.actions import (
     StageChunk,
     StopFetch,
 )
-from p2psync.swarm.synchronizer.follower import MAX_SWITCHES, Follower
+from p2psync.swarm.synchronizer.config import MAX_SWITCHES
+from p2psync.swarm.synchronizer.follower import Follower
 
 ANCHOR = manifest_of(40, version=0, base=None)
 #: Deltas of 10 chunks each.
