@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
-from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
+from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
 from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
@@ -36,8 +36,9 @@ class EngineDriver:
         on_event: Callable[[Event], None],
         on_trouble: Callable[[str], None],
     ) -> None:
-        assert core.follower is not None
+        assert core.follower is not None and core.engine is not None
         self.engine = engine
+        self._answers = core.engine
         self._core = core
         self._follower: Follower = core.follower
         self._store = store
@@ -108,7 +109,7 @@ class EngineDriver:
         match action:
             case Adopt():
                 taken = await self.in_worker(lambda: self.engine.adopt(action.position))
-                self._core.adopted(action, action.position if taken else None, _now())
+                self._answers.adopted(action, action.position if taken else None, _now())
                 if taken:
                     self._emit(Note(f"version {action.position.version} is here already: nothing is fetched for it"))
             case OpenStage():
@@ -121,11 +122,9 @@ class EngineDriver:
     async def _failed(self, action: EngineAction, error: Exception) -> None:
         if not self._follower.is_current(action):
             return
-        message = str(error) or type(error).__name__
-        self._trouble(message)
-        wrong = isinstance(error, DigestMismatchError | FormatError)
+        self._trouble(str(error) or type(error).__name__)
         vouched = await self._vouched(isinstance(error, DigestMismatchError))
-        self._core.engine_failed(action, message, vouched, _now(), wrong=wrong)
+        self._answers.failed(action, error, vouched, _now())
 
     async def _open(self, action: OpenStage) -> None:
         self._began = _now()
@@ -193,7 +192,7 @@ class EngineDriver:
             if good:
                 self._follower.chunk_staged(action)
             else:
-                self._core.chunk_damaged(action, _now())
+                self._answers.chunk_damaged(action, _now())
 
     def _read(self, action: StageChunk) -> bytes | None:
         pack = self._store.get(action.id)
@@ -210,7 +209,7 @@ class EngineDriver:
         if before is not None and left_branch(before, commit.position):
             self._emit(Note(f"the trainer went back: {_place(before)} was left for {_place(commit.position)}"))
         self._tell(commit)
-        self._core.committed(action, commit.position, _now())
+        self._answers.committed(action, commit.position, _now())
 
     def _tell(self, commit: CommitResult) -> None:
         # Chunks that are pushed may be here before their stage is opened.
@@ -245,7 +244,7 @@ class EngineDriver:
         position = self.engine.position
         # During a commit the core takes the live position from its outcome.
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
-            self._core.mark_corrupt("the live version is damaged", position, _now())
+            self._answers.mark_corrupt("the live version is damaged", position, _now())
 
     async def _vouched(self, doubtful: bool) -> Position | None:
         """Returns the live version; a doubtful one only if its bits are still the committed ones."""

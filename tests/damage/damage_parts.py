@@ -24,8 +24,9 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.exchange.actions import Save
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,

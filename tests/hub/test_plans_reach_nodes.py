@@ -18,7 +18,8 @@ from p2psync.net.runner import NodeRunner
 from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.plan import NodePlan
 from p2psync.store.packs import Store
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.node import NodeCore
 from p2psync.topology.hub_planner import HubPlanner
 
 
@@ -121,7 +122,7 @@ async def test_a_nodes_statistics_change_the_plan(tmp_path: Path) -> None:
             ups = {other: 2.0 if other == 3 else 100.0 for other in made.nodes}
             paths = [PathStatistics(name(o), 0.001, ups[number], ups[o]) for o in made.nodes if o != number]
             node.core.membership.statistics = NodeStatistics(ups[number], 500.0, paths)
-            node._kick()
+            node._core_loop.wake()
         revision = made.plans()[3].revision
         await until(lambda: made.settled() and sum(made.plans()[3].fractions_to().values()) < 0.2)
         assert made.plans()[3].revision > revision

@@ -16,11 +16,12 @@ from p2psync.net.runner import NodeRunner
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
 from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
 from p2psync.swarm.control.path_estimates import PathEstimates
 from p2psync.swarm.exchange.actions import VerifyManifest
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from tests.store.store_parts import KEY, make_pack
 
 
@@ -117,9 +118,9 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
         done.append(f"{type(message).__name__} to {name}")
 
     monkeypatch.setattr(core, "manifest_verified", manifest_verified)
-    monkeypatch.setattr(runner._peers, "send", send)
-    monkeypatch.setattr(runner.monitor, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
-    await runner._verify_manifest(VerifyManifest("parent", signed.id, signed.to_bytes()))
+    monkeypatch.setattr(runner._connections, "send", send)
+    monkeypatch.setattr(runner._manifests, "_on_transfer", lambda nbytes: done.append(f"begin {nbytes}"))
+    await runner._manifests.verify(VerifyManifest("parent", signed.id, signed.to_bytes()))
     await until(lambda: "ManifestGossip to child" in done)
     assert done == [f"begin {manifest.payload_bytes}"] * taken + ["ManifestGossip to child"]
     await runner.stop()

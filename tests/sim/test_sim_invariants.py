@@ -9,6 +9,7 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.sim import engine, run
 from p2psync.sim.build import SimConfig
 from p2psync.sim.run import SimFailure, run_sim
+from p2psync.swarm.dialer import Dialer
 from p2psync.swarm.exchange.chunk_intake import ChunkIntake
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.swarm.node import NodeCore
@@ -60,7 +61,7 @@ def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.Monkey
 
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
+    monkeypatch.setattr(Dialer, "_wanted", lambda self: [])
     error = failure(CALM)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)

@@ -11,9 +11,9 @@ from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, Me
 from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.report_selection import PATHS_IN_ALL, most_paths
-from p2psync.swarm.node import NodeConfig
 
 MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.

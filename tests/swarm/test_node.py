@@ -8,12 +8,15 @@ from dataclasses import replace
 import pytest
 from swarm_parts import RUN, announce, chunk_data, digest_of, flags, id_of, manifest_of, view_of
 
+from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.membership.client import CallJoin, CallRenew
 from p2psync.membership.records import Lease, NodeInfo, Role
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bitfield, Chunk
 from p2psync.protocol.versions import Position
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial
 from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send
-from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
+from p2psync.swarm.node import Hangup, NodeCore
 from p2psync.swarm.synchronizer.actions import CommitStage, Fetch, OpenStage, Retire, StageChunk
 from p2psync.swarm.synchronizer.follower import Follower
 from tests.exchange.exchange_trees import relay_plan
@@ -34,7 +37,7 @@ class Node:
     ) -> None:
         self.core = NodeCore(info(name, port=port, region="here"), config, random.Random(3), follower)
         self.core.poll(0.0)
-        self.core.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
+        self.core.membership.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
         self.core.poll(0.0)
         self.core.actions()
 
@@ -234,7 +237,8 @@ def test_a_commit_is_told_to_the_hub_at_once() -> None:
     (put,) = node.core.actions()
     follower.chunk_staged(put)  # type: ignore[arg-type]
     (commit,) = node.core.actions()
-    node.core.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
+    assert node.core.engine is not None
+    node.core.engine.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
     node.core.poll(2.0)
     (renew,) = [a for a in node.core.actions() if isinstance(a, CallRenew)]
     assert (renew.request.version, renew.request.digest) == (1, m.digest.hex())
@@ -295,6 +299,8 @@ def test_what_the_store_gave_is_hashed_again_if_a_commit_would_bring_other_bits_
     (put,) = [a for a in node.core.actions() if isinstance(a, StageChunk)]
     follower.chunk_staged(put)
     (commit,) = [a for a in node.core.actions() if isinstance(a, CommitStage)]
-    node.core.engine_failed(commit, "the digest is wrong", follower.position, 2.0, wrong=wrong)
+    error = DigestMismatchError("other bits") if wrong else EngineError("no room")
+    assert node.core.engine is not None
+    node.core.engine.failed(commit, error, follower.position, 2.0)
     rechecks = [a for a in node.core.actions() if isinstance(a, Recheck)]
     assert rechecks == ([Recheck(id_of(m), 0)] if wrong else [])

@@ -23,7 +23,9 @@ from p2psync.membership.client import (
 )
 from p2psync.membership.records import Lease, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
-from p2psync.swarm.node import Dial, NodeConfig, NodeCore
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial
+from p2psync.swarm.node import NodeCore
 
 TTL = 9.0
 
@@ -224,7 +226,7 @@ class Node:
     def __init__(self, name: str, *, port: int = 1, config: NodeConfig = CONFIG) -> None:
         self.core = NodeCore(info(name, port), config, random.Random(3))
         self.core.poll(0.0)
-        self.core.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
+        self.core.membership.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
         self.core.actions()
 
     def meet(self, *others: NodeInfo, now: float = 0.0) -> None:
