@@ -52,14 +52,6 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     co_publishers: list[int] = []
     headroom: list[float] = []
 
-    def fractions_from(self) -> dict[str, float]:
-        """Returns the fraction of all chunks that each parent should send to this node first."""
-        return self._fractions(lambda position: [position.parent] if position.parent >= 0 else [])
-
-    def fractions_to(self) -> dict[str, float]:
-        """Returns the fraction of all chunks that this node should send to each child."""
-        return self._fractions(lambda position: position.children)
-
     @property
     def rate(self) -> float:
         """Planned Mbit/s of all trees together."""
@@ -101,13 +93,6 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
         for position in self.positions:
             for end in ends(position):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + position.rate
-        return found
-
-    def _fractions(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for share, position in zip(self.shares, self.positions, strict=True):
-            for end in ends(position):
-                found[self.peers[end]] = found.get(self.peers[end], 0.0) + share / sum(self.shares)
         return found
 
 

@@ -24,7 +24,7 @@ from p2psync.sim.links import LinkCallbacks, PeerLinks
 from p2psync.sim.network import SimHost, SimNetwork
 from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.dialer import Dial
-from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, VerifyManifest
+from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.node import Hangup, HubResult, NodeAction, NodeCore
 from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
@@ -155,7 +155,7 @@ class SimNode:
             self.core.poll(self.now)
             while actions := self.core.actions():
                 for action in actions:
-                    self._do(action)
+                    self._carry_out(action)
         finally:
             self._draining = False
         wake = self.core.next_wake(self.now)
@@ -177,7 +177,7 @@ class SimNode:
             call(*arguments)
             self.drain()
 
-    def _do(self, action: NodeAction) -> None:
+    def _carry_out(self, action: NodeAction) -> None:
         match action:
             case Send():
                 self.links.send(action.peer, action.message)
@@ -195,12 +195,16 @@ class SimNode:
                 self.world.observer.banned(self, action)
             case Recheck():
                 self._recheck(action)
-            case Complete():
-                pass
-            case GetManifest():
-                self._get_manifest(action)
             case VerifyManifest():
                 self._verify_manifest(action)
+            case _:
+                self._synchronize(action)
+
+    def _synchronize(self, action: NodeAction) -> None:
+        """Carries out an action of the follower."""
+        match action:
+            case GetManifest():
+                self._get_manifest(action)
             case Fetch():
                 self._fetch(action)
             case Adopt() | OpenStage() | StageChunk() | CommitStage() if self.driver is not None:

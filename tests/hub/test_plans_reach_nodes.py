@@ -21,6 +21,7 @@ from p2psync.store.packs import Store
 from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.node import NodeCore
 from p2psync.topology.hub_planner import HubPlanner
+from tests.plan_fractions import fractions_from, fractions_to
 
 
 def name(number: int) -> str:
@@ -68,7 +69,7 @@ class Swarm:
         plans = self.plans()
         if len(plans) < len(self.nodes) or {p.revision for p in plans.values()} != {self.hub.core.view().plan}:
             return False
-        fed = [number for number, plan in plans.items() if plan.fractions_from()]
+        fed = [number for number, plan in plans.items() if fractions_from(plan)]
         meant = all(int(peer, 16) in self.nodes for plan in plans.values() for peer in plan.peers)
         linked = all(
             set(plan.peers) <= {peer.name for peer in self.nodes[number].core.swarm.peers}
@@ -102,8 +103,8 @@ async def test_nodes_get_their_part_after_joins_and_a_new_one_after_a_leave(tmp_
             await made.add(number, listen=number != 3)
         await until(made.settled)
         first = made.plans()
-        edges = {(number, peer) for number, plan in first.items() for peer in plan.fractions_to()}
-        back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in plan.fractions_from()}
+        edges = {(number, peer) for number, plan in first.items() for peer in fractions_to(plan)}
+        back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in fractions_from(plan)}
         assert edges == back, "the parts agree"
         await made.remove(2)
         await until(made.settled)
@@ -124,5 +125,5 @@ async def test_a_nodes_statistics_change_the_plan(tmp_path: Path) -> None:
             node.core.membership.statistics = NodeStatistics(ups[number], 500.0, paths)
             node._core_loop.wake()
         revision = made.plans()[3].revision
-        await until(lambda: made.settled() and sum(made.plans()[3].fractions_to().values()) < 0.2)
+        await until(lambda: made.settled() and sum(fractions_to(made.plans()[3]).values()) < 0.2)
         assert made.plans()[3].revision > revision

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2psync.errors import FormatError
 from p2psync.protocol.plan import NodePlan, TreePosition, tree_of_chunks
+from tests.plan_fractions import fractions_from, fractions_to
 
 PLAN = NodePlan(
     3,
@@ -21,8 +22,8 @@ SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 
 
 def test_fractions_follow_from_places() -> None:
-    assert PLAN.fractions_from() == {"x": 0.6, "y": 0.4}
-    assert PLAN.fractions_to() == {"y": 0.6, "z": 0.6}
+    assert fractions_from(PLAN) == {"x": 0.6, "y": 0.4}
+    assert fractions_to(PLAN) == {"y": 0.6, "z": 0.6}
     assert PLAN.rates_from() == {"x": 60.0, "y": 40.0}
     assert PLAN.rates_to() == {"y": 60.0, "z": 60.0}
 
