@@ -12,8 +12,6 @@ from p2psync.net.diagnostics import Diagnostics
 from p2psync.net.hub_client import HubClient
 from p2psync.net.node_tasks import NodeTasks
 from p2psync.observe.events import HubJoined, HubUnreachable
-from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.node import HubResult, NodeCore
 
 #: How long one long poll of the view lasts (seconds). A longer one spares requests; proxies cut very long ones.
@@ -27,7 +25,6 @@ class HubCalls:
         self,
         core: NodeCore,
         hub: HubClient,
-        monitor: NetworkMonitor,
         diagnostics: Diagnostics,
         tasks: NodeTasks,
         *,
@@ -35,7 +32,7 @@ class HubCalls:
         on_reported: Callable[[], None],
         on_view: Callable[[View], None],
     ) -> None:
-        self._core, self._hub, self._monitor = core, hub, monitor
+        self._core, self._hub = core, hub
         self._diagnostics, self._tasks = diagnostics, tasks
         self._wake, self._on_reported, self._on_view = wake, on_reported, on_view
         self._loop = asyncio.get_running_loop()
@@ -47,7 +44,9 @@ class HubCalls:
         try:
             result = await self._request(call)
             view = self._core.hub_answered(call, result, self._loop.time())
-            self._answered(call, result, view)
+            self._answered(call, result)
+            if view is not None:
+                self._on_view(view)
         except P2PSyncError as error:
             self._failed(call, error)
         self._wake()
@@ -82,17 +81,12 @@ class HubCalls:
             self._diagnostics.trouble(f"the hub renews the lease and leaves out: {lease.refused}", "refused")
         return lease
 
-    def _answered(self, call: HubCall, result: HubResult, view: View | None) -> None:
+    def _answered(self, call: HubCall, result: HubResult) -> None:
         if isinstance(result, Lease):
             self._on_reported()
             if isinstance(call, CallJoin):
                 self._is_unreachable, self._was_member = False, True
                 self._diagnostics.emit(HubJoined(str(self._hub.url)))
-        elif isinstance(result, NodePlan):
-            self._monitor.planned(result)
-        elif view is not None:
-            self._monitor.members(member.info for member in view.members)
-            self._on_view(view)
 
     def _failed(self, call: HubCall, error: P2PSyncError) -> None:
         is_plan = isinstance(call, CallPlan)

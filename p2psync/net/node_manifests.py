@@ -23,8 +23,7 @@ MAX_MANIFEST_ON_LOOP_BYTES = 40 << 10
 
 
 class NodeManifests:
-    """trusted: keys of publishers. wake: drains the core. on_transfer: called with the payload bytes of each manifest
-    whose chunks are about to travel."""
+    """trusted: keys of publishers. wake: drains the core."""
 
     def __init__(
         self,
@@ -36,11 +35,10 @@ class NodeManifests:
         tasks: NodeTasks,
         *,
         wake: Callable[[], None],
-        on_transfer: Callable[[int], None],
     ) -> None:
         self._core, self._hub, self._store, self._trusted = core, hub, store, trusted
         self._diagnostics, self._tasks = diagnostics, tasks
-        self._wake, self._on_transfer = wake, on_transfer
+        self._wake = wake
         self._loop = asyncio.get_running_loop()
         self._signed: dict[bytes, SignedManifest] = {}
 
@@ -71,7 +69,6 @@ class NodeManifests:
         else:
             if self._core.manifest_verified(action, manifest, self._loop.time()):
                 self._signed[signed.id] = signed
-                self._on_transfer(manifest.payload_bytes)  # before it is passed on
         self._wake()
 
     def offer_stored(self, pack: Pack) -> None:
@@ -93,7 +90,6 @@ class NodeManifests:
             if signed is None:
                 raise P2PSyncError("the manifest to fetch is not at hand any more; trying again")
             pack = self._store.add(signed, action.step.manifest)
-        self._on_transfer(pack.manifest.payload_bytes)
         self._core.fetch(action, held_chunks(pack), self._loop.time())
 
     def forget(self, id: bytes) -> None:

@@ -31,12 +31,11 @@ from p2psync.net.node_tasks import NodeTasks
 from p2psync.net.peers import ConnectionManager, PeerEvents
 from p2psync.net.stored_chunks import StoredChunks, held_chunks
 from p2psync.observe.events import Event, PeerBanned, PeerDown, PeerUp, RunChanged, RunRefused, Trouble
-from p2psync.protocol.messages import MAGIC, PROTOCOL, Chunk, Hello, Message
+from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
 from p2psync.swarm.control.config import INITIAL_STREAMS, MeasureConfig
-from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.dialer import Dial
 from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.node import Hangup, NodeAction, NodeCore
@@ -96,34 +95,22 @@ class NodeRunner:
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._connections = ConnectionManager(hello, events, streams or INITIAL_STREAMS, congestion)
-        self.monitor = self._make_monitor(measure or MeasureConfig(), streams, congestion.far)
+        self.monitor = core.traffic.measure(
+            self._connections,
+            random.Random(os.urandom(16)),
+            measure or MeasureConfig(),
+            self._loop,
+            streams=streams,
+            congestion=congestion.far,
+            on_measures=self._measured,
+        )
         common = self._diagnostics, self._tasks
         self._chunks = StoredChunks(core, store, self._connections, *common, wake=wake, on_lost=on_lost)
-        self._manifests = NodeManifests(
-            core, hub, store, trusted, *common, wake=wake, on_transfer=self.monitor.transfer_begins
-        )
-        self._hub_calls = HubCalls(
-            core, hub, self.monitor, *common, wake=wake, on_reported=on_reported, on_view=on_view
-        )
+        self._manifests = NodeManifests(core, hub, store, trusted, *common, wake=wake)
+        self._hub_calls = HubCalls(core, hub, *common, wake=wake, on_reported=on_reported, on_view=on_view)
         self.driver: EngineDriver | None = None
         if engine is not None:
             self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self.trouble)
-
-    def _make_monitor(self, measure: MeasureConfig, streams: int, congestion: str) -> NetworkMonitor:
-        core = self.core
-        return NetworkMonitor(
-            core.info,
-            self._connections,
-            random.Random(os.urandom(16)),
-            measure,
-            self._loop,
-            streams=streams,
-            congestion=congestion,
-            on_measures=self._measured,
-            on_connections=core.swarm.connections,
-            on_pace=core.swarm.pace,
-            others_fetch=lambda: core.swarm.others_fetch,
-        )
 
     # ---- life ------------------------------------------------------------------------------------------------------
 
@@ -181,7 +168,6 @@ class NodeRunner:
 
     def offer(self, pack: Pack) -> None:
         """Serves a pack that was just made here."""
-        self.monitor.transfer_begins(pack.manifest.payload_bytes)
         signed = pack.signed
         self.core.offer(signed.id, pack.manifest, held_chunks(pack), self._loop.time(), signed.to_bytes())
         self._core_loop.wake()
@@ -303,22 +289,17 @@ class NodeRunner:
         accepted = self.core.peer_up(name, region, self._loop.time())
         if accepted and not known:
             self._emit(PeerUp(name, region))
-        if accepted:
-            self.monitor.peer_up(name, region)
         self._core_loop.wake()
         return accepted
 
     def _peer_down(self, name: str) -> None:
         self.core.peer_down(name, self._loop.time())
-        self.monitor.peer_down(name)
         self._emit(PeerDown(name))
         self._core_loop.wake()
 
     def _message(self, name: str, message: Message) -> None:
-        if not isinstance(message, Chunk) and self.monitor.message(name, message):
-            return
-        self.core.receive(name, message, self._loop.time())
-        self._core_loop.wake_exchange()
+        if self.core.receive(name, message, self._loop.time()):
+            self._core_loop.wake_exchange()
 
     def _flushed(self, name: str, size: int) -> None:
         self.core.swarm.flushed(name, size, self._loop.time())
@@ -326,7 +307,6 @@ class NodeRunner:
 
     def _dial_failed(self, name: str) -> None:
         self.core.dial_failed(name, self._loop.time())
-        self.monitor.dial_failed(name)
         self._core_loop.wake()
 
     def _measured(self, statistics: NodeStatistics) -> None:

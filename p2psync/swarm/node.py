@@ -26,6 +26,7 @@ from p2psync.swarm.engine_answers import EngineAnswers
 from p2psync.swarm.exchange.actions import Action, Ban, Save, VerifyManifest
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.exchange import Exchange
+from p2psync.swarm.monitored_exchange import MonitoredExchange
 from p2psync.swarm.synchronizer.actions import Fetch, FollowerAction, Retire, StopFetch
 from p2psync.swarm.synchronizer.follower import Follower
 
@@ -50,6 +51,7 @@ class NodeCore:
     ) -> None:
         self.info = info
         self.swarm = Exchange(config.swarm, rng, info.node)
+        self.traffic = MonitoredExchange(info, self.swarm)
         self.membership = MembershipClient(info, rng)
         self.dialer = Dialer(info, config, rng, self.swarm.banned_until)
         self.follower = follower
@@ -92,6 +94,7 @@ class NodeCore:
             self._actions += self.dialer.members_changed(whole.members, now)
             for peer in self.swarm.peers:
                 peer.publisher = self.dialer.is_publisher(peer.name)
+            self.traffic.members(member.info for member in whole.members)
             if self.follower is not None:
                 self.follower.viewed(whole, now)
         return whole
@@ -102,7 +105,7 @@ class NodeCore:
         self.membership.planned(plan.revision, now)
         self.plan = plan
         self._actions += self.dialer.plan_changed(frozenset(plan.peers) - {self.info.node}, now)
-        self.swarm.follow(plan, now)
+        self.traffic.follow(plan, now)
 
     # ---- peers -----------------------------------------------------------------------------------------------------
 
@@ -112,9 +115,8 @@ class NodeCore:
         To be called again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
         peer was started anew, call `peer_down` first.
         """
-        near = bool(region) and region == self.info.region
-        is_publisher = self.dialer.is_publisher(name)
-        if not self.dialer.takes(name) or not self.swarm.peer_up(name, near, now, source=is_publisher):
+        publishes = self.dialer.is_publisher(name)
+        if not self.dialer.takes(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
             self.dialer.failed(name, now)
             return False
         self.dialer.connected(name, now)
@@ -122,22 +124,25 @@ class NodeCore:
 
     def peer_down(self, name: str, now: float) -> None:
         """The last connection to a peer is gone."""
-        self.swarm.peer_down(name, now)
+        self.traffic.peer_down(name, now)
         self.dialer.lost(name, now)
 
     def dial_failed(self, name: str, now: float) -> None:
         """A dialled member did not answer."""
         self.dialer.failed(name, now)
+        self.traffic.dial_failed(name)
 
-    def receive(self, name: str, message: Message, now: float) -> None:
-        """A message of a peer that is up."""
-        self.swarm.receive(name, message, now)
+    def receive(self, name: str, message: Message, now: float) -> bool:
+        """A message of a peer that is up. Returns whether it was for the exchange, which is to be polled then."""
+        return self.traffic.receive(name, message, now)
 
     # ---- chunks and versions ---------------------------------------------------------------------------------------
 
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float, signed: bytes = b"") -> None:
         """Serves what the store holds of a manifest. signed: the signed manifest, of a version that was just published
         here: peers in the plan are told before the hub tells them."""
+        if signed:
+            self.traffic.transfer_begins(manifest)
         if signed and (manifest.epoch, manifest.version) > self._published:
             self._published = (manifest.epoch, manifest.version)
             self.swarm.publish(id, signed)
@@ -150,6 +155,8 @@ class NodeCore:
         """A manifest from a peer has a trusted signature. Returns whether it is new: to be kept then."""
         announcement = to_announcement(manifest, verify.id, len(verify.signed))
         taken = self.follower is not None and self.follower.peer_announced(announcement, manifest, now)
+        if taken:
+            self.traffic.transfer_begins(manifest)
         self.swarm.manifest_verified(verify, taken=taken)
         return taken
 
@@ -159,6 +166,7 @@ class NodeCore:
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
+        self.traffic.transfer_begins(action.step.manifest)
         wanted = np.zeros(action.step.manifest.chunks, np.bool_)
         wanted[list(action.wanted)] = True
         self.swarm.begin(action.step.id, action.step.manifest, held, wanted, now)

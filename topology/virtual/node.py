@@ -15,11 +15,11 @@ from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGo
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
+from p2psync.swarm.monitored_exchange import MonitoredExchange
 from p2psync.topology.simulated_payload import SimulatedPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
@@ -198,8 +198,8 @@ class VirtualNode:
         self.swarm = Exchange(settings.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.connections = VirtualConnections(self, clock, listener)
-        self.monitor = NetworkMonitor(
-            info,
+        self.traffic = MonitoredExchange(info, self.swarm)
+        self.monitor = self.traffic.measure(
             self.connections,
             rng,
             settings.measure,
@@ -207,9 +207,6 @@ class VirtualNode:
             streams=settings.streams,
             congestion="bbr",
             on_measures=self._measured,
-            on_connections=self.swarm.connections,
-            on_pace=self.swarm.pace,
-            others_fetch=lambda: self.swarm.others_fetch,
         )
         self.payloads: dict[bytes, SimulatedPayload] = {}
         #: Bytes of chunks that were sent, by the short id of their manifest.
@@ -229,26 +226,21 @@ class VirtualNode:
     def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, source: bool) -> None:
         """A connection to a peer stands."""
         self.connections.add(stream, dialled=dialled)
-        near = region == self.info.region
-        self.swarm.peer_up(stream.peer, near, self._clock.now, source=source)
-        self.monitor.peer_up(stream.peer, region)
+        self.traffic.peer_up(stream.peer, region, self._clock.now, publishes=source)
         self.drain()
 
     def peer_down(self, name: str) -> None:
         """All connections to a peer are gone."""
         if self.connections.links.pop(name, None) is not None:
-            self.swarm.peer_down(name, self._clock.now)
-            self.monitor.peer_down(name)
+            self.traffic.peer_down(name, self._clock.now)
             self.drain()
 
     def received(self, stream: VirtualStream, message: Message) -> None:
         """See `StreamListener`."""
         if isinstance(message, Chunk):
             self.connections.chunk_at = self._clock.now
-        elif self.monitor.message(stream.peer, message):
-            return
-        self.swarm.receive(stream.peer, message, self._clock.now)
-        self.drain()
+        if self.traffic.receive(stream.peer, message, self._clock.now):
+            self.drain()
 
     def flushed(self, peer: str, size: int) -> None:
         """See `StreamListener`."""
@@ -261,13 +253,12 @@ class VirtualNode:
 
     def follow(self, plan: NodePlan) -> None:
         """Takes this node's part of a plan."""
-        self.swarm.follow(plan, self._clock.now)
-        self.monitor.planned(plan)
+        self.traffic.follow(plan, self._clock.now)
         self.drain()
 
     def publish(self, payload: SimulatedPayload) -> None:
         """Serves a version of this node's own."""
-        self.monitor.transfer_begins(payload.nbytes)
+        self.traffic.transfer_begins(payload.manifest)
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         self.swarm.publish(payload.id, payload.signed)
         self.swarm.begin(payload.id, payload.manifest, payload.all_chunks, payload.no_chunks, self._clock.now)
@@ -278,7 +269,7 @@ class VirtualNode:
         if payload.id[:SHORT_ID_BYTES] in self.payloads:
             return
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
-        self.monitor.transfer_begins(payload.nbytes)
+        self.traffic.transfer_begins(payload.manifest)
         self.swarm.begin(payload.id, payload.manifest, payload.no_chunks, payload.all_chunks, self._clock.now)
         self.drain()
 
