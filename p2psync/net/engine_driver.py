@@ -48,7 +48,7 @@ class EngineDriver:
         self._stage: Stage | None = None
         self._began = 0.0
         self._received = self._wasted = self._pushed = 0
-        #: The way of the open stage, and the bytes of the chunks that it needs.
+        #: The path of the open stage, and the bytes of the chunks that it needs.
         self._path: Sequence[PathStep] = ()
         self._payload = 0
         self._puts: list[tuple[Stage, StageChunk]] = []

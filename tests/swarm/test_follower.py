@@ -104,7 +104,7 @@ def path_of(action: OpenStage) -> list[tuple[int | None, int]]:
     return [(step.manifest.base, step.manifest.version) for step in action.path]
 
 
-# ---- the way -------------------------------------------------------------------------------------------------------
+# ---- paths ------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_with_nothing_takes_an_anchor_and_the_deltas_after_it() -> None:
@@ -189,7 +189,7 @@ def test_after_a_commit_the_next_version_is_begun() -> None:
 # ---- answers that come late ----------------------------------------------------------------------------------------
 
 
-def test_late_answers_to_an_abandoned_walk_are_ignored() -> None:
+def test_late_answers_to_an_attempt_given_up_are_ignored() -> None:
     actor = Actor(at(0))
     old = actor.open(D1)
     old_put = StageChunk(old.attempt, 0, old.path[0].id, 0)
@@ -208,7 +208,7 @@ def test_late_answers_to_an_abandoned_walk_are_ignored() -> None:
     assert actor.follower.state is SyncState.FETCH and actor.follower.position == at(0)
 
 
-def test_a_manifest_of_an_abandoned_walk_that_cannot_be_had_fails_nobody() -> None:
+def test_a_manifest_of_an_attempt_given_up_that_cannot_be_had_fails_nobody() -> None:
     actor = Actor(at(0))
     actor.see(D1)
     actor.see(D1, D2)
@@ -217,7 +217,7 @@ def test_a_manifest_of_an_abandoned_walk_that_cannot_be_had_fails_nobody() -> No
     assert actor.follower.state is SyncState.GATHER and actor.follower.last_error == ""
 
 
-def test_a_walk_whose_manifest_is_taken_back_is_abandoned() -> None:
+def test_a_attempt_whose_manifest_is_taken_back_is_abandoned() -> None:
     actor = Actor(at(0))
     actor.open(D1, D2)
     actor.actions()
@@ -227,7 +227,7 @@ def test_a_walk_whose_manifest_is_taken_back_is_abandoned() -> None:
     assert any(isinstance(a, GetManifest) for a in actions)
 
 
-def test_a_walk_is_not_abandoned_while_a_trainer_announces_again_in_rising_order() -> None:
+def test_a_attempt_is_not_abandoned_while_a_trainer_announces_again_in_rising_order() -> None:
     actor = Actor(at(0))
     actor.open(D1, D2, D3)
     actor.actions()
@@ -237,7 +237,7 @@ def test_a_walk_is_not_abandoned_while_a_trainer_announces_again_in_rising_order
     assert actor.actions() == []
 
 
-def test_a_walk_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_is_higher() -> None:
+def test_a_attempt_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_is_higher() -> None:
     actor = Actor(at(2))
     assert path_of(actor.open(D1, D2, D3)) == [(2, 3)]
     actor.actions()
@@ -320,7 +320,7 @@ def test_pauses_after_failures_grow_up_to_a_limit() -> None:
     assert pauses[-1] == RETRY_MAX_SECONDS
 
 
-def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_way() -> None:
+def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_path() -> None:
     shortcut = manifest_of(1, version=2, base=0)
     actor = Actor(at(0))
     actor.see(ANCHOR, D1, D2, shortcut)
@@ -399,7 +399,7 @@ def test_the_same_bits_under_a_later_epoch_are_adopted_without_a_byte() -> None:
 # ---- what is retired -----------------------------------------------------------------------------------------------
 
 
-def test_manifests_that_are_no_longer_announced_are_retired_but_not_those_of_the_walk() -> None:
+def test_manifests_that_are_no_longer_announced_are_retired_but_not_those_of_the_attempt() -> None:
     actor = Actor(at(0))
     actor.have(ANCHOR, D1)
     actor.see(D1)
@@ -435,7 +435,7 @@ def test_versions_of_a_fenced_trainer_are_retired_though_their_numbers_are_highe
 # ---- damage to what is live ----------------------------------------------------------------------------------------
 
 
-def test_what_is_damaged_is_resolved_anew_from_what_is_live_instead() -> None:
+def test_follower_repairs_damage_from_the_version_that_is_live_instead() -> None:
     actor = Actor(at(2))
     actor.see(ANCHOR, D1, D2)
     actor.have(ANCHOR, D1, D2)
@@ -445,7 +445,7 @@ def test_what_is_damaged_is_resolved_anew_from_what_is_live_instead() -> None:
     assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1), (1, 2)]
 
 
-def test_damage_during_a_commit_is_left_to_its_outcome() -> None:
+def test_follower_leaves_damage_during_a_commit_to_the_outcome() -> None:
     actor = Actor(at(0))
     actor.put_all(actor.open(D1))
     assert actor.follower.state is SyncState.COMMIT

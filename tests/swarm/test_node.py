@@ -267,7 +267,7 @@ def test_a_retired_manifest_is_no_longer_offered() -> None:
     assert "DontHave" in [type(getattr(a, "message", None)).__name__ for a in actions]
 
 
-def test_a_full_disk_ends_the_transfer_and_the_walk_is_tried_again() -> None:
+def test_a_full_disk_ends_the_transfer_and_the_path_is_tried_again() -> None:
     node = Node("m", follower=Follower(Position(run=RUN, epoch=1, version=0, digest=digest_of(0))))
     m = manifest_of(1, version=1, base=0)
     node.core.viewed(view_of(announce(m)), 1.0)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from p2psync.membership.client import MembershipClient
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Message, Ping
 from p2psync.protocol.plan import NodePlan
 from p2psync.sim.clock import VirtualClock
 from p2psync.swarm.control.config import MeasureConfig
@@ -20,6 +20,7 @@ from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk,
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.swarm.monitored_exchange import MonitoredExchange
+from p2psync.swarm.stream_choice import soonest, stream_for
 from p2psync.topology.simulated_payload import SimulatedPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
@@ -96,10 +97,6 @@ class _Links:
         self.under_way = 0
         self.count = StreamCount()
 
-    def soonest(self, size: int) -> VirtualStream:
-        """Returns the stream that will have sent so many bytes more first."""
-        return min(self.streams, key=lambda stream: stream.takes(size))
-
 
 class VirtualConnections:
     """The `Connections` of one node."""
@@ -137,12 +134,10 @@ class VirtualConnections:
             stream.other.retire()
 
     def send(self, name: str, message: Control) -> None:
-        """See `Connections`. A manifest goes where it will have been sent first, as it is as large as a chunk."""
+        """See `Connections`."""
         links = self.links.get(name)
-        if links is None or not links.streams:
-            return
-        stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
-        stream.send(message)
+        if links is not None and links.streams:
+            stream_for(links.streams, message).send(message)
 
     def send_chunk(self, name: str, chunk: Chunk) -> bool:
         """Sends a chunk on the stream that will have sent it first; returns False if the peer is gone."""
@@ -150,7 +145,7 @@ class VirtualConnections:
         if links is None or not links.streams:
             return False
         self.chunk_at = self._clock.now
-        links.soonest(len(chunk.data)).send_chunk(chunk)
+        soonest(links.streams, len(chunk.data)).send_chunk(chunk)
         return True
 
     def hang_up(self, name: str, reason: str) -> None:
