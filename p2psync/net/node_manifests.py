@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from p2psync.errors import P2PSyncError, TrustError
-from p2psync.net.diagnostics import Diagnostics
-from p2psync.net.hub_client import HubClient
-from p2psync.net.node_tasks import NodeTasks
+from p2psync.net.node_context import NodeContext
 from p2psync.net.stored_chunks import held_chunks
 from p2psync.protocol.manifest import Manifest, SignedManifest, open_expected, open_signed
 from p2psync.store.pack import Pack
-from p2psync.store.packs import Store
 from p2psync.swarm.exchange.actions import VerifyManifest
-from p2psync.swarm.node import NodeCore
 from p2psync.swarm.synchronizer.actions import Fetch, GetManifest
 
 #: Manifests up to this size (bytes) are read on the loop: a thousand chunks of a model of hundreds of tensors. Larger
@@ -23,53 +18,40 @@ MAX_MANIFEST_ON_LOOP_BYTES = 40 << 10
 
 
 class NodeManifests:
-    """trusted: keys of publishers. wake: drains the core."""
+    """trusted: keys of publishers."""
 
-    def __init__(
-        self,
-        core: NodeCore,
-        hub: HubClient,
-        store: Store,
-        trusted: frozenset[bytes],
-        diagnostics: Diagnostics,
-        tasks: NodeTasks,
-        *,
-        wake: Callable[[], None],
-    ) -> None:
-        self._core, self._hub, self._store, self._trusted = core, hub, store, trusted
-        self._diagnostics, self._tasks = diagnostics, tasks
-        self._wake = wake
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, node: NodeContext, trusted: frozenset[bytes]) -> None:
+        self._node, self._trusted = node, trusted
         self._signed: dict[bytes, SignedManifest] = {}
 
     async def get(self, action: GetManifest) -> None:
         """Gets a manifest from the hub."""
-        follower = self._core.follower
+        follower = self._node.core.follower
         assert follower is not None
         try:
-            data = action.inline if action.inline is not None else await self._hub.manifest(action.id)
+            data = action.inline if action.inline is not None else await self._node.hub.manifest(action.id)
             manifest, signed = await self._open(data, action.id)
             self._signed[signed.id] = signed
-            follower.manifest(action.id, manifest, self._loop.time())
+            follower.manifest(action.id, manifest, self._node.clock())
         except P2PSyncError as error:
             if isinstance(error, TrustError) and follower.position is None and not self._signed:
                 # No manifest was ever signed by a trusted key: a wrong key, or a wrong hub.
-                self._tasks.break_node(error)
+                self._node.tasks.break_node(error)
                 return
-            self._diagnostics.trouble(str(error))
-            follower.no_manifest(action.id, str(error), self._loop.time())
-        self._wake()
+            self._node.diagnostics.trouble(str(error))
+            follower.no_manifest(action.id, str(error), self._node.clock())
+        self._node.wake()
 
     async def verify(self, action: VerifyManifest) -> None:
         """Verifies a manifest that a peer sent."""
         try:
             manifest, signed = await self._open(action.signed, action.id.hex())
         except P2PSyncError:
-            self._core.manifest_rejected(action, self._loop.time())
+            self._node.core.manifest_rejected(action, self._node.clock())
         else:
-            if self._core.manifest_verified(action, manifest, self._loop.time()):
+            if self._node.core.manifest_verified(action, manifest, self._node.clock()):
                 self._signed[signed.id] = signed
-        self._wake()
+        self._node.wake()
 
     def offer_stored(self, pack: Pack) -> None:
         """Offers a pack of an earlier process, if its manifest is one that this node trusts."""
@@ -77,20 +59,20 @@ class NodeManifests:
         try:
             open_signed(pack.signed.to_bytes(), self._trusted)
         except P2PSyncError as error:
-            self._diagnostics.trouble(f"leaving the pack {id.hex()[:12]} alone: {error}")
+            self._node.diagnostics.trouble(f"leaving the pack {id.hex()[:12]} alone: {error}")
             return
         self._signed[id] = pack.signed
-        self._core.offer(id, pack.manifest, held_chunks(pack), self._loop.time())
+        self._node.core.offer(id, pack.manifest, held_chunks(pack), self._node.clock())
 
     def fetch(self, action: Fetch) -> None:
         """Begins to fetch a manifest's chunks into its pack. Raises `P2PSyncError`."""
-        pack = self._store.get(action.step.id)
+        pack = self._node.store.get(action.step.id)
         if pack is None:
             signed = self._signed.get(action.step.id)
             if signed is None:
                 raise P2PSyncError("the manifest to fetch is not at hand any more; trying again")
-            pack = self._store.add(signed, action.step.manifest)
-        self._core.fetch(action, held_chunks(pack), self._loop.time())
+            pack = self._node.store.add(signed, action.step.manifest)
+        self._node.core.fetch(action, held_chunks(pack), self._node.clock())
 
     def forget(self, id: bytes) -> None:
         """Forgets a manifest."""
@@ -99,4 +81,4 @@ class NodeManifests:
     async def _open(self, data: bytes, id: str) -> tuple[Manifest, SignedManifest]:
         if len(data) <= MAX_MANIFEST_ON_LOOP_BYTES:
             return open_expected(data, id, self._trusted)
-        return await self._loop.run_in_executor(None, open_expected, data, id, self._trusted)
+        return await asyncio.to_thread(open_expected, data, id, self._trusted)

@@ -26,6 +26,7 @@ from p2psync.net.diagnostics import Diagnostics
 from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_calls import HubCalls
 from p2psync.net.hub_client import HubClient
+from p2psync.net.node_context import NodeContext
 from p2psync.net.node_manifests import NodeManifests
 from p2psync.net.node_tasks import NodeTasks
 from p2psync.net.peers import ConnectionManager, PeerEvents
@@ -91,7 +92,6 @@ class NodeRunner:
         self._core_loop = CoreLoop(core, self._carry_out, lambda: self._chunks.drained(), self._tasks.break_node)
         self._compiler = CodecCompiler(widths, on_event) if widths else None
         self._compiled: asyncio.Task[None] | None = None
-        wake = self._core_loop.wake
         hello = Hello(MAGIC, PROTOCOL, core.info.node, instance, core.info.region)
         events = PeerEvents(self._peer_up, self._peer_down, self._message, self._flushed, self._dial_failed)
         self._connections = ConnectionManager(hello, events, streams or INITIAL_STREAMS, congestion)
@@ -104,10 +104,10 @@ class NodeRunner:
             congestion=congestion.far,
             on_measures=self._measured,
         )
-        common = self._diagnostics, self._tasks
-        self._chunks = StoredChunks(core, store, self._connections, *common, wake=wake, on_lost=on_lost)
-        self._manifests = NodeManifests(core, hub, store, trusted, *common, wake=wake)
-        self._hub_calls = HubCalls(core, hub, *common, wake=wake, on_reported=on_reported, on_view=on_view)
+        node = NodeContext(core, hub, store, self._tasks, self._diagnostics, self._loop.time, self._core_loop.wake)
+        self._chunks = StoredChunks(node, self._connections, on_lost)
+        self._manifests = NodeManifests(node, trusted)
+        self._hub_calls = HubCalls(node, on_reported, on_view)
         self.driver: EngineDriver | None = None
         if engine is not None:
             self.driver = EngineDriver(engine, core, store, on_event=on_event, on_trouble=self.trouble)
