@@ -13,7 +13,7 @@ from p2psync.membership.client import MembershipClient
 from p2psync.membership.records import NodeInfo, NodeStatistics
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Message, Ping
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 from p2psync.swarm.control.config import MeasureConfig
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, VerifyManifest
@@ -206,7 +206,7 @@ class VirtualNode:
         self.payloads: dict[bytes, SimulatedPayload] = {}
         #: Bytes of chunks that were sent, by the short id of their manifest.
         self.sent_bytes: Counter[bytes] = Counter()
-        self._wake = _NEVER
+        self._timer = VirtualTimer(clock, self._poll)
         self._token = 0
         #: Told of each change of this node's statistics.
         self.on_statistics: Callable[[], None] = lambda: None
@@ -297,16 +297,11 @@ class VirtualNode:
                         self.fetch(self._listener.manifest(action.id))
                     case _:
                         pass
-        wake = swarm.next_wake()
-        if wake < self._wake:
-            self._wake = wake
-            self._clock.at(wake, self._wake_up, wake)
+        self._timer.set(swarm.next_wake())
 
-    def _wake_up(self, wake: float) -> None:
-        if wake == self._wake:
-            self._wake = _NEVER
-            self.swarm.poll(self._clock.now)
-            self.drain()
+    def _poll(self) -> None:
+        self.swarm.poll(self._clock.now)
+        self.drain()
 
     def _send_chunk(self, action: SendChunk) -> None:
         short = action.id[:SHORT_ID_BYTES]
