@@ -29,7 +29,7 @@ class CoreLoop:
         self._scheduled = False
         # Whether all of the core is to be polled in the next drain; and when it is due without that.
         self._polls_all = True
-        self._rest_wake = 0.0
+        self._core_due = 0.0
         self._stopped = False
 
     def wake(self) -> None:
@@ -54,7 +54,7 @@ class CoreLoop:
             return
         try:
             now = self._loop.time()
-            polls_all = self._polls_all or now >= self._rest_wake
+            polls_all = self._polls_all or now >= self._core_due
             self._polls_all = False
             if polls_all:
                 self._core.poll(now)
@@ -65,8 +65,8 @@ class CoreLoop:
                     self._carry_out(action)
             self._on_drained()
             if polls_all:
-                self._rest_wake = self._core.rest_wake()
-            wake = min(self._rest_wake, self._core.swarm.next_wake())
+                self._core_due = self._core.next_wake_besides_exchange()
+            wake = min(self._core_due, self._core.swarm.next_wake())
             self._timer.set(wake if wake < float("inf") else None)
         except Exception as error:  # in a call of the loop, where no other code would see it
             self._on_error(error)

@@ -83,7 +83,7 @@ class EngineDriver:
         except (P2PSyncError, OSError, MemoryError) as error:
             await self._failed(action, error)
 
-    def put_at_once(self, action: StageChunk) -> bool:
+    def stage_at_once(self, action: StageChunk) -> bool:
         """Answers a `StageChunk` that needs no work: a relay's stage takes what the store holds already."""
         if not isinstance(self._stage, RelayStage):
             return False
@@ -123,7 +123,7 @@ class EngineDriver:
         if not self._follower.is_current(action):
             return
         self._trouble(str(error) or type(error).__name__)
-        vouched = await self._vouched(isinstance(error, DigestMismatchError))
+        vouched = await self._verified_position(isinstance(error, DigestMismatchError))
         self._answers.failed(action, error, vouched, _now())
 
     async def _open(self, action: OpenStage) -> None:
@@ -246,7 +246,7 @@ class EngineDriver:
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
             self._answers.mark_corrupt("the live version is damaged", position, _now())
 
-    async def _vouched(self, doubtful: bool) -> Position | None:
+    async def _verified_position(self, doubtful: bool) -> Position | None:
         """Returns the live version; a doubtful one only if its bits are still the committed ones."""
 
         def look() -> tuple[list[str], Position | None]:

@@ -236,7 +236,7 @@ class NodeRunner:
     def _synchronize(self, action: NodeAction) -> None:
         """Carries out an action of the follower."""
         match action:
-            case StageChunk() if self.driver is not None and self.driver.put_at_once(action):
+            case StageChunk() if self.driver is not None and self.driver.stage_at_once(action):
                 pass
             case Adopt() | OpenStage() | StageChunk() | CommitStage():
                 self._drive(lambda driver: driver.run(action))

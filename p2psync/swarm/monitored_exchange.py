@@ -68,7 +68,7 @@ class MonitoredExchange:
     def peer_up(self, name: str, region: str, now: float, *, publishes: bool) -> bool:
         """A connection to a peer is greeted; returns False if it must be closed. See `Exchange.peer_up`."""
         near = bool(region) and region == self._info.region
-        if not self.exchange.peer_up(name, near, now, source=publishes):
+        if not self.exchange.peer_up(name, near, now, publishes=publishes):
             return False
         if self.monitor is not None:
             self.monitor.peer_up(name, region)

@@ -166,7 +166,7 @@ class Life:
                 case Adopt() | OpenStage() | CommitStage():
                     await self.driver.run(action)
                 case StageChunk():
-                    if not self.driver.put_at_once(action):
+                    if not self.driver.stage_at_once(action):
                         await self.driver.run(action)
                 case Fetch():
                     self._fetching[action.step.id] = action.wanted

@@ -23,10 +23,10 @@ NEVER = float("inf")
 
 
 class Node:
-    """A node of which all but the swarm is due at `rest_at`. looked: how often at the swarm, and at the rest."""
+    """A node of which all but the swarm is due at `core_due`. looked: how often at the swarm, and at the rest."""
 
     def __init__(self, path: Path) -> None:
-        self.rest_at = NEVER
+        self.core_due = NEVER
         self.looked = [0, 0]
         self.core = core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
         self.store, self.client = Store(path), HubClient("http://127.0.0.1:9")
@@ -45,7 +45,7 @@ class Node:
 
         core.membership.poll = poll  # type: ignore[assignment]
         core.swarm.poll = poll_swarm  # type: ignore[method-assign]
-        core.rest_wake = lambda: self.rest_at  # type: ignore[method-assign]
+        core.next_wake_besides_exchange = lambda: self.core_due  # type: ignore[method-assign]
         self.runner._peer_up("peer", "")
 
     async def settled(self) -> tuple[int, int]:
@@ -81,10 +81,10 @@ async def test_messages_of_one_turn_are_handled_in_one_drain(node: Node) -> None
 
 
 async def test_the_rest_is_looked_at_when_it_is_due_whatever_came(node: Node) -> None:
-    node.rest_at = 0.0
+    node.core_due = 0.0
     node.runner._core_loop.wake()
     await node.settled()
-    node.rest_at = NEVER
+    node.core_due = NEVER
     node.runner._message("peer", Ping(1))
     assert await node.settled() == (1, 1)
     node.runner._message("peer", Ping(2))
@@ -92,10 +92,10 @@ async def test_the_rest_is_looked_at_when_it_is_due_whatever_came(node: Node) ->
 
 
 async def test_runner_wakes_by_itself_for_the_rest_of_the_core(node: Node) -> None:
-    node.rest_at = asyncio.get_running_loop().time() + 0.01
+    node.core_due = asyncio.get_running_loop().time() + 0.01
     node.runner._core_loop.wake()
     await node.settled()
-    node.rest_at = NEVER
+    node.core_due = NEVER
     looked = asyncio.Event()
     poll = node.core.membership.poll
     node.core.membership.poll = lambda now: (looked.set(), poll(now))[1]  # type: ignore[method-assign,func-returns-value]

@@ -82,10 +82,10 @@ class FluidNode:
         self.swarm.follow(plan, self._clock.now)
         self.drain()
 
-    def peer_up(self, pipe: Pipe, *, near: bool, source: bool) -> None:
+    def peer_up(self, pipe: Pipe, *, near: bool, publishes: bool) -> None:
         """A connection is open; `pipe` leads to the peer."""
         self.pipes[pipe.target.name] = pipe
-        self.swarm.peer_up(pipe.target.name, near, self._clock.now, source=source)
+        self.swarm.peer_up(pipe.target.name, near, self._clock.now, publishes=publishes)
         self.drain()
 
     def peer_down(self, pipe: Pipe) -> None:

@@ -218,10 +218,10 @@ class VirtualNode:
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
-    def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, source: bool) -> None:
+    def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, publishes: bool) -> None:
         """A connection to a peer stands."""
         self.connections.add(stream, dialled=dialled)
-        self.traffic.peer_up(stream.peer, region, self._clock.now, publishes=source)
+        self.traffic.peer_up(stream.peer, region, self._clock.now, publishes=publishes)
         self.drain()
 
     def peer_down(self, name: str) -> None:

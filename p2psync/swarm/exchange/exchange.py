@@ -282,8 +282,8 @@ class Exchange:
         """Returns when a peer may come back; before all time if it is not shut out."""
         return self._trust.banned_until(name)
 
-    def peer_up(self, name: str, near: bool, now: float, *, source: bool = False) -> bool:
-        """A peer is connected; returns False if it is banned and must be hung up on. source: it publishes.
+    def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
+        """A peer is connected; returns False if it is banned and must be hung up on. publishes: it is a publisher.
 
         To be called again for a connected peer when one more connection to it is greeted, or one of several is lost:
         messages may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than
@@ -294,7 +294,7 @@ class Exchange:
             return False
         surplus = self._trust.admit(name)
         if name not in self._peers:
-            peer = Peer(name, near, source, Download(self._config), Upload(self._config.unasked), surplus=surplus)
+            peer = Peer(name, near, publishes, Download(self._config), Upload(self._config.unasked), surplus=surplus)
             self._peers[name] = peer
         for wrong in self._trust.blame.to_tell(name):
             self._state.send(name, wrong)
