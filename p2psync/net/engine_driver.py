@@ -36,9 +36,8 @@ class EngineDriver:
         on_event: Callable[[Event], None],
         on_trouble: Callable[[str], None],
     ) -> None:
-        assert core.follower is not None and core.engine is not None
+        assert core.follower is not None
         self.engine = engine
-        self._answers = core.engine
         self._core = core
         self._follower: Follower = core.follower
         self._store = store
@@ -109,7 +108,7 @@ class EngineDriver:
         match action:
             case Adopt():
                 taken = await self.in_worker(lambda: self.engine.adopt(action.position))
-                self._answers.adopted(action, action.position if taken else None, _now())
+                self._follower.adopted(action, action.position if taken else None, _now())
                 if taken:
                     self._emit(Note(f"version {action.position.version} is here already: nothing is fetched for it"))
             case OpenStage():
@@ -124,7 +123,7 @@ class EngineDriver:
             return
         self._trouble(str(error) or type(error).__name__)
         vouched = await self._verified_position(isinstance(error, DigestMismatchError))
-        self._answers.failed(action, error, vouched, _now())
+        self._follower.failed(action, error, vouched, _now())
 
     async def _open(self, action: OpenStage) -> None:
         self._began = _now()
@@ -192,7 +191,7 @@ class EngineDriver:
             if good:
                 self._follower.chunk_staged(action)
             else:
-                self._answers.chunk_damaged(action, _now())
+                self._follower.chunk_damaged(action, _now())
 
     def _read(self, action: StageChunk) -> bytes | None:
         pack = self._store.get(action.id)
@@ -209,7 +208,7 @@ class EngineDriver:
         if before is not None and left_branch(before, commit.position):
             self._emit(Note(f"the trainer went back: {_place(before)} was left for {_place(commit.position)}"))
         self._tell(commit)
-        self._answers.committed(action, commit.position, _now())
+        self._follower.committed(action, commit.position, _now())
 
     def _tell(self, commit: CommitResult) -> None:
         # Chunks that are pushed may be here before their stage is opened.
@@ -244,7 +243,7 @@ class EngineDriver:
         position = self.engine.position
         # During a commit the core takes the live position from its outcome.
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
-            self._answers.mark_corrupt("the live version is damaged", position, _now())
+            self._follower.mark_corrupt("the live version is damaged", position, _now())
 
     async def _verified_position(self, doubtful: bool) -> Position | None:
         """Returns the live version; a doubtful one only if its bits are still the committed ones."""

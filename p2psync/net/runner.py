@@ -187,9 +187,9 @@ class NodeRunner:
         """Reports that the live bits are not those that were committed.
 
         position: the version that is live instead, None: none. The follower syncs the engine from there."""
-        assert self.core.engine is not None
+        assert self.core.follower is not None
         self.trouble(message)
-        self.core.engine.mark_corrupt(message, position, self._loop.time())
+        self.core.follower.mark_corrupt(message, position, self._loop.time())
         self._core_loop.wake()
 
     def start_task(self, coroutine: Coroutine[object, object, None]) -> None:

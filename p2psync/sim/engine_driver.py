@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from p2psync.errors import EngineError, P2PSyncError
 from p2psync.sim.engine import MemoryEngine, MemoryStage
-from p2psync.swarm.engine_answers import EngineAnswers
 from p2psync.swarm.synchronizer.actions import Adopt, CommitStage, EngineAction, OpenStage, StageChunk
 from p2psync.swarm.synchronizer.follower import Follower
 
@@ -20,8 +19,8 @@ OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
 class SimEngineDriver:
     """The engine of one process of a node."""
 
-    def __init__(self, node: SimNode, engine: MemoryEngine, follower: Follower, answers: EngineAnswers) -> None:
-        self._node, self._engine, self._follower, self._answers = node, engine, follower, answers
+    def __init__(self, node: SimNode, engine: MemoryEngine, follower: Follower) -> None:
+        self._node, self._engine, self._follower = node, engine, follower
         self._stage: MemoryStage | None = None
 
     def run(self, action: EngineAction) -> None:
@@ -41,13 +40,13 @@ class SimEngineDriver:
         self._stage = None
 
     def _failed(self, action: EngineAction, error: P2PSyncError) -> None:
-        self._answers.failed(action, error, self._engine.position, self._node.now)
+        self._follower.failed(action, error, self._engine.position, self._node.now)
 
     def _adopt(self, action: Adopt) -> None:
         taken = self._engine.adopt(action.position)
         if taken:
             self._node.world.observer.committed(self._node, action.position)
-        self._answers.adopted(action, action.position if taken else None, self._node.now)
+        self._follower.adopted(action, action.position if taken else None, self._node.now)
 
     def _open_stage(self, action: OpenStage) -> None:
         try:
@@ -68,7 +67,7 @@ class SimEngineDriver:
         pack = self._node.store.packs.get(action.id)
         data = pack.read(action.chunk) if pack is not None else None
         if data is None:
-            self._answers.chunk_damaged(action, self._node.now)
+            self._follower.chunk_damaged(action, self._node.now)
             return
         try:
             self._stage.put(action.step, {action.chunk: data})
@@ -90,4 +89,4 @@ class SimEngineDriver:
             return
         node.world.clock.note("commit", node.info.node, commit.position.version, commit.position.digest.hex())
         node.world.observer.committed(node, commit.position)
-        self._answers.committed(action, commit.position, node.now)
+        self._follower.committed(action, commit.position, node.now)

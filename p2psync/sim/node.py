@@ -122,10 +122,10 @@ class SimNode:
         follower = None
         if self.engine is not None:
             follower = Follower(self.engine.position, self.engine.local_digest(), switch_bytes=0)
-        self.core = core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
+        self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
         self.driver: SimEngineDriver | None = None
-        if self.engine is not None and follower is not None and core.engine is not None:
-            self.driver = SimEngineDriver(self, self.engine, follower, core.engine)
+        if self.engine is not None and follower is not None:
+            self.driver = SimEngineDriver(self, self.engine, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
         events = LinkCallbacks(self._peer_up, self._peer_down, self._message, self._dial_failed)
         self.links = PeerLinks(self.world.network, self.host, hello, events)

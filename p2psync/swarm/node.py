@@ -18,11 +18,11 @@ from p2psync.membership.client import CallJoin, CallPlan, HubCall, MembershipCli
 from p2psync.membership.lineage import to_announcement
 from p2psync.membership.records import Lease, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
-from p2psync.protocol.messages import Message
+from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
+from p2psync.protocol.versions import Position
 from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.dialer import Dial, Dialer
-from p2psync.swarm.engine_answers import EngineAnswers
 from p2psync.swarm.exchange.actions import Action, Ban, Save, VerifyManifest
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.exchange import Exchange
@@ -55,16 +55,34 @@ class NodeCore:
         self.membership = MembershipClient(info, rng)
         self.dialer = Dialer(info, config, rng, self.swarm.banned_until)
         self.follower = follower
-        self.engine = EngineAnswers(follower, self.swarm, self.membership) if follower is not None else None
         #: This node's part of the plan, None before the first.
         self.plan: NodePlan | None = None
         # Epoch and version of the newest that was published here.
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
+        if follower is not None:
+            self._connect(follower)
 
     def listening(self, port: int) -> None:
         """Sets the port at which peers reach this node (0: none); comes before the first `poll`."""
         self.info = self.membership.info = self.dialer.info = msgspec.structs.replace(self.info, port=port)
+
+    def _connect(self, follower: Follower) -> None:
+        """Has the hub and peers learn what is live here, and what is not."""
+        self.membership.why_waiting = lambda: follower.waiting_reason
+        follower.on_live, follower.on_rejected, follower.on_lost = self._live, self.membership.rejected, self.swarm.lost
+        if follower.position is not None:
+            self._live(follower.position, 0.0)
+        elif not follower.local_digest:
+            self.swarm.running(NO_VERSION)
+
+    def _live(self, position: Position | None, now: float) -> None:
+        if position is None:
+            self.swarm.running(b"")
+            self.membership.running(None, "", now)
+        else:
+            self.swarm.running(position.digest)
+            self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)
 
     # ---- hub -------------------------------------------------------------------------------------------------------
 
@@ -211,8 +229,7 @@ class NodeCore:
                 self.dialer.banned(action.peer)
                 done.append(Hangup(action.peer, action.reason))
             done.append(action)
-        if self.follower is not None and self.engine is not None:
-            done += self.engine.actions()
+        if self.follower is not None:
             for command in self.follower.actions():
                 if isinstance(command, StopFetch):
                     self.swarm.stop_fetch(command.id)

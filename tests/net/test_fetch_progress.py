@@ -57,9 +57,7 @@ def test_a_fetch_to_which_nothing_comes_has_no_time_left() -> None:
 
 async def test_a_fetch_that_lasts_is_told_to_the_log_and_with_the_lease_until_it_is_over() -> None:
     told: list[Event] = []
-    core: Any = SimpleNamespace(
-        follower=SimpleNamespace(waiting_reason=""), engine=SimpleNamespace(), membership=SimpleNamespace()
-    )
+    core: Any = SimpleNamespace(follower=SimpleNamespace(waiting_reason=""), membership=SimpleNamespace())
     store: Any = Held([True, False])
     driver = EngineDriver(SimpleNamespace(), core, store, on_event=told.append, on_trouble=lambda line: None)  # type: ignore[arg-type]
     path = [step(b"known", [GB, GB])]

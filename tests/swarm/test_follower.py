@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from swarm_parts import RUN, announce, digest_of, id_of, manifest_of, view_of
 
+from p2psync.errors import EngineError
 from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
@@ -171,7 +172,7 @@ def test_a_chunk_damaged_on_disk_is_put_again_when_it_has_come_again() -> None:
     action = actor.open(D1, held=[[0, 1]])
     puts = [a for a in actor.actions() if isinstance(a, StageChunk)]
     actor.follower.chunk_staged(puts[0])
-    actor.follower.chunk_damaged(puts[1])
+    actor.follower.chunk_damaged(puts[1], actor.now)
     assert actor.actions() == []
     actor.follower.saved(action.path[0].id, puts[1].chunk)
     assert actor.one(StageChunk).chunk == puts[1].chunk
@@ -193,7 +194,7 @@ def test_late_answers_to_an_attempt_given_up_are_ignored() -> None:
     actor = Actor(at(0))
     old = actor.open(D1)
     old_put = StageChunk(old.attempt, 0, old.path[0].id, 0)
-    actor.follower.failed(old_put, "broken", at(0), actor.now)
+    actor.follower.failed(old_put, EngineError("broken"), at(0), actor.now)
     actor.now += RETRY_MIN_SECONDS
     actor.actions()
     actor.follower.poll(actor.now)
@@ -203,8 +204,8 @@ def test_late_answers_to_an_attempt_given_up_are_ignored() -> None:
     assert actor.follower.state is SyncState.OPEN and actor.actions() == []
     actor.follower.opened(new, [[0, 1]], [[]])
     actor.follower.chunk_staged(old_put)
-    actor.follower.chunk_damaged(old_put)
-    actor.follower.failed(old_put, "broken again", None, actor.now)
+    actor.follower.chunk_damaged(old_put, actor.now)
+    actor.follower.failed(old_put, EngineError("broken again"), None, actor.now)
     assert actor.follower.state is SyncState.FETCH and actor.follower.position == at(0)
 
 
@@ -335,7 +336,7 @@ def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_path() -
 def test_a_failed_commit_is_tried_again_from_what_is_live_then() -> None:
     actor = Actor(at(1))
     actor.put_all(actor.open(ANCHOR, D1, D2))
-    actor.follower.failed(actor.one(CommitStage), "digest", None, actor.now)
+    actor.follower.failed(actor.one(CommitStage), EngineError("digest"), None, actor.now)
     actor.now = actor.follower.next_wake()
     actor.follower.poll(actor.now)
     actor.have(ANCHOR, D1)
@@ -439,9 +440,9 @@ def test_follower_repairs_damage_from_the_version_that_is_live_instead() -> None
     actor = Actor(at(2))
     actor.see(ANCHOR, D1, D2)
     actor.have(ANCHOR, D1, D2)
-    assert actor.follower.mark_corrupt("damaged", at(1), actor.now)
+    actor.follower.mark_corrupt("damaged", at(1), actor.now)
     assert path_of(actor.one(OpenStage)) == [(1, 2)]
-    assert actor.follower.mark_corrupt("damaged", None, actor.now)
+    actor.follower.mark_corrupt("damaged", None, actor.now)
     assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1), (1, 2)]
 
 
@@ -449,7 +450,7 @@ def test_follower_leaves_damage_during_a_commit_to_the_outcome() -> None:
     actor = Actor(at(0))
     actor.put_all(actor.open(D1))
     assert actor.follower.state is SyncState.COMMIT
-    assert not actor.follower.mark_corrupt("damaged", None, actor.now)
+    actor.follower.mark_corrupt("damaged", None, actor.now)
     assert actor.follower.position == at(0)
 
 

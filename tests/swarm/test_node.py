@@ -237,8 +237,7 @@ def test_a_commit_is_told_to_the_hub_at_once() -> None:
     (put,) = node.core.actions()
     follower.chunk_staged(put)  # type: ignore[arg-type]
     (commit,) = node.core.actions()
-    assert node.core.engine is not None
-    node.core.engine.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
+    follower.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
     node.core.poll(2.0)
     (renew,) = [a for a in node.core.actions() if isinstance(a, CallRenew)]
     assert (renew.request.version, renew.request.digest) == (1, m.digest.hex())
@@ -300,7 +299,6 @@ def test_what_the_store_gave_is_hashed_again_if_a_commit_would_bring_other_bits_
     follower.chunk_staged(put)
     (commit,) = [a for a in node.core.actions() if isinstance(a, CommitStage)]
     error = DigestMismatchError("other bits") if wrong else EngineError("no room")
-    assert node.core.engine is not None
-    node.core.engine.failed(commit, error, follower.position, 2.0)
+    follower.failed(commit, error, follower.position, 2.0)
     rechecks = [a for a in node.core.actions() if isinstance(a, Recheck)]
     assert rechecks == ([Recheck(id_of(m), 0)] if wrong else [])

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from p2psync.membership.runs import RunRefusal
 from p2psync.protocol.versions import PathStep, Position
+from p2psync.swarm.exchange.actions import Recheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,4 +110,5 @@ FollowerAction: TypeAlias = (
     | Retire
     | RefuseRun
     | ChangedRun
+    | Recheck
 )

@@ -13,14 +13,15 @@ A follower stays on the path that it has begun unless another one needs clearly 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from p2psync.errors import BaseMismatchError, ReplayError
+from p2psync.errors import BaseMismatchError, DigestMismatchError, FormatError, ReplayError
 from p2psync.membership.records import Announcement, View
 from p2psync.membership.runs import NEWEST
 from p2psync.protocol.lineage import VersionKey, target_key
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import PathStep, Position
+from p2psync.swarm.exchange.actions import Recheck
 from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
@@ -61,6 +62,12 @@ class Follower:
         self.local_digest = local_digest
         self.state = SyncState.IDLE
         self.last_error = ""
+        #: Called when another version, or none, is live.
+        self.on_live: Callable[[Position | None, float], None] = lambda position, now: None
+        #: Called with the digest (hex) of a version whose bits are others than were signed.
+        self.on_rejected: Callable[[str, float], None] = lambda digest, now: None
+        #: Called with a chunk (manifest id, index) that the store lost.
+        self.on_lost: Callable[[bytes, int, float], None] = lambda id, chunk, now: None
         self._run = RunChoice(position, follow)
         self._versions = KnownVersions()
         self._paths = PathChooser(switch_bytes)
@@ -126,8 +133,9 @@ class Follower:
                 self._paths.gained(id.hex(), size)
             self._actions += actions
 
-    def chunk_damaged(self, action: StageChunk) -> None:
+    def chunk_damaged(self, action: StageChunk, now: float) -> None:
         """The store no longer has the chunk (damaged on disk): it will be fetched again."""
+        self.on_lost(action.id, action.chunk, now)
         if (attempt := self._answered(action, SyncState.FETCH)) is not None:
             self._paths.gained(action.id.hex(), -attempt.damaged(action.step, action.chunk))
 
@@ -149,6 +157,7 @@ class Follower:
             self._end(SyncEvent.ADOPTED)
             self._went_to(position)
             self._advance(now)
+        self.on_live(position, now)
 
     def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
         """The stage is open. Per step: the chunks it wants, and those of them that the store holds."""
@@ -174,36 +183,41 @@ class Follower:
         self._backoff.committed()
         self._retire()
         self._advance(now)
+        self.on_live(position, now)
 
-    def failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
-        """The engine could not carry out an action; `position` is what is live and verified now."""
-        if self._attempt is not None and self.is_current(action):
-            self.position = position
-            self._fail(message, self._attempt.ids, now)
+    def failed(self, action: EngineAction, error: Exception, position: Position | None, now: float) -> None:
+        """The engine could not carry out an action; `position` is what is live and verified now.
 
-    def suspects(self, action: EngineAction) -> tuple[str, list[tuple[bytes, int]]]:
-        """Returns what to blame if an action brought other bits than were signed: the digest (hex) of the attempt's
-        version, and chunks (manifest id, index) that the store gave. "" and none if the action is not current."""
-        if self._attempt is None or not self.is_current(action):
-            return "", []
-        if isinstance(action, StageChunk):
-            return self._attempt.path[-1].digest, [(action.id, action.chunk)]
-        return self._attempt.path[-1].digest, [(step.id, 0) for step in self._attempt.steps]
+        Bits other than those signed are reported, and the store hashes again what it gave: it may have rotted there.
+        """
+        attempt, before = self._attempt, self.position
+        if attempt is None or not self.is_current(action):
+            return
+        if isinstance(error, DigestMismatchError | FormatError):
+            self.on_rejected(attempt.path[-1].digest, now)
+            if isinstance(action, StageChunk):
+                self._actions.append(Recheck(action.id, action.chunk))
+            else:
+                self._actions += [Recheck(step.id, 0) for step in attempt.steps]
+        self.position = position
+        self._fail(str(error) or type(error).__name__, attempt.ids, now)
+        if position != before:
+            self.on_live(position, now)
 
-    def mark_corrupt(self, message: str, position: Position | None, now: float) -> bool:
+    def mark_corrupt(self, message: str, position: Position | None, now: float) -> None:
         """The live bits are not those that were committed; `position` is live instead, if anything is.
 
         The path is resolved again from there: at once the first times, and after a growing pause where it happens again
-        and again. Returns False during a commit, which takes its outcome from the engine: ask again after it.
+        and again. Nothing changes during a commit, whose outcome says what is live: call again after it.
         """
         if self.state is SyncState.COMMIT:
-            return False
+            return
         self.last_error = message
         self.position = position
         self._give_up()
         self._backoff.damaged(now)
         self._advance(now)
-        return True
+        self.on_live(position, now)
 
     # ---- time and output -------------------------------------------------------------------------------------------
 
