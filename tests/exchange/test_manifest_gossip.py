@@ -12,13 +12,13 @@ SIGNED = b"a signed manifest"
 D1, D2 = (manifest_of(2, version=v, base=v - 1) for v in (1, 2))
 
 
-def offered(bench: Bench) -> list[str]:
-    """To whom the bench's manifest was offered since the last look."""
-    return [name for name, offer in bench.sent(ManifestGossip) if (offer.id, offer.signed) == (bench.id, SIGNED)]
+def sent_to(bench: Bench) -> list[str]:
+    """Returns the peers that were sent the bench's manifest since the last look."""
+    return [name for name, gossip in bench.sent(ManifestGossip) if (gossip.id, gossip.signed) == (bench.id, SIGNED)]
 
 
 def verify(bench: Bench, name: str) -> VerifyManifest:
-    """A peer offers the bench's manifest, which is to be looked at."""
+    """A peer sends the bench's manifest, which is to be verified."""
     bench.say(name, ManifestGossip(bench.id, SIGNED))
     (found,) = bench.done(VerifyManifest)
     assert found == VerifyManifest(name, bench.id, SIGNED)
@@ -28,7 +28,7 @@ def verify(bench: Bench, name: str) -> VerifyManifest:
 # ---- from peer to peer ---------------------------------------------------------------------------------------------
 
 
-def test_a_manifest_too_large_for_an_offer_is_left_to_the_hub() -> None:
+def test_a_manifest_too_large_for_gossip_is_left_to_the_hub() -> None:
     bench = root("a")
     bench.swarm.publish(bench.id, bytes(MAX_GOSSIP_BYTES + 1))
     assert bench.sent(ManifestGossip) == []
@@ -44,22 +44,22 @@ def relaying() -> Bench:
     return bench
 
 
-def test_an_offer_is_passed_on_once_it_was_looked_at_to_children_that_do_not_have_it() -> None:
+def test_a_verified_manifest_is_passed_on_to_children_that_do_not_have_it() -> None:
     bench = relaying()
     found = verify(bench, "p")
-    assert offered(bench) == [], "nobody's word is passed on unseen"
+    assert sent_to(bench) == [], "no manifest is passed on before it is verified"
     bench.say("b", Subscribe(bench.short, True))
     bench.swarm.manifest_verified(found, taken=True)
-    assert offered(bench) == ["a", "c"]
+    assert sent_to(bench) == ["a", "c"]
 
 
-def test_an_offer_that_is_no_news_is_not_passed_on() -> None:
+def test_a_known_manifest_is_not_passed_on() -> None:
     bench = relaying()
     bench.swarm.manifest_verified(verify(bench, "p"), taken=False)
-    assert offered(bench) == []
+    assert sent_to(bench) == []
 
 
-def test_the_same_offer_of_a_second_parent_is_not_looked_at_again() -> None:
+def test_the_same_manifest_of_a_second_parent_is_not_verified_again() -> None:
     bench = relaying()
     found = verify(bench, "p")
     bench.say("q", ManifestGossip(bench.id, SIGNED))
@@ -69,14 +69,14 @@ def test_the_same_offer_of_a_second_parent_is_not_looked_at_again() -> None:
     assert bench.done(VerifyManifest) == []
 
 
-def test_a_manifest_that_is_exchanged_already_needs_no_offer() -> None:
+def test_a_manifest_that_is_exchanged_already_is_not_verified() -> None:
     bench = relay(("p", "a"))
     bench.actions()
     bench.say("p", ManifestGossip(bench.id, SIGNED))
     assert bench.done(VerifyManifest) == []
 
 
-def test_only_parents_are_listened_to_and_one_offer_at_a_time() -> None:
+def test_manifests_of_parents_alone_are_verified_one_at_a_time() -> None:
     bench = relaying()
     for name in ("x", "a"):
         bench.say(name, ManifestGossip(bench.id, SIGNED))
@@ -86,7 +86,7 @@ def test_only_parents_are_listened_to_and_one_offer_at_a_time() -> None:
     assert bench.done(VerifyManifest) == []
 
 
-def test_who_offers_what_nobody_trusted_signed_is_banned_and_another_is_listened_to() -> None:
+def test_a_sender_of_an_unsigned_manifest_is_banned_and_that_of_another_parent_is_verified() -> None:
     bench = relaying()
     bench.swarm.manifest_rejected(verify(bench, "p"), 0.0)
     (ban,) = bench.done(Ban)
@@ -94,16 +94,16 @@ def test_who_offers_what_nobody_trusted_signed_is_banned_and_another_is_listened
     verify(bench, "q")
 
 
-def test_a_child_that_was_away_is_offered_it_again() -> None:
+def test_a_child_that_was_away_is_sent_the_manifest_again() -> None:
     bench = relaying()
     bench.swarm.manifest_verified(verify(bench, "p"), taken=True)
     bench.swarm.peer_down("a", 0.0)
     bench.peer("a")
     bench.actions()
     bench.swarm.publish(bench.id, SIGNED)
-    assert offered(bench) == [], "only a root publishes"
+    assert sent_to(bench) == [], "only the publisher publishes"
     bench.swarm.manifest_verified(VerifyManifest("q", bench.id, SIGNED), taken=True)
-    assert offered(bench) == ["a"]
+    assert sent_to(bench) == ["a"]
 
 
 # ---- at the follower -----------------------------------------------------------------------------------------------
