@@ -33,8 +33,9 @@ from p2psync.protocol.versions import Position
 from p2psync.setting_checks import check_choice, check_flags, check_number, check_texts
 from p2psync.store.packs import Store
 from p2psync.store.records import recover_record, save_record
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from p2psync.swarm.synchronizer.follower import Follower
 from p2psync.warmup import WIDTHS
 
@@ -162,7 +163,7 @@ class ActorNode:
                 widths=self._widths,
                 on_event=self._on_event,
                 on_view=lambda view: self._progress.set(),
-                on_told=self._progress.set,
+                on_reported=self._progress.set,
             )
             await self.runner.listen(host, config.port)
             self.runner.start()

@@ -18,7 +18,7 @@ import msgspec
 import uvloop
 
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.net.peers import PeerEvents, PeerTable
+from p2psync.net.peers import ConnectionManager, PeerEvents
 from p2psync.net.tcp import choose_congestion
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Hello, Message
 from p2psync.swarm.control.config import MeasureConfig
@@ -72,7 +72,7 @@ async def run(setup: ProbeSetup) -> None:
         lambda name, size: None,
         dial_failed,
     )
-    table = PeerTable(
+    table = ConnectionManager(
         Hello(MAGIC, PROTOCOL, info.node, str(time.time_ns()), info.region), events, setup.streams or 2, congestion
     )
     monitor = NetworkMonitor(

@@ -33,8 +33,9 @@ from p2psync.observe.log_events import EventLog
 from p2psync.protocol.versions import Position
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from p2psync.trainer.adoption import Adoption
 from p2psync.trainer.adoption_watch import AdoptionWatch
 from p2psync.trainer.anchor_writer import AnchorWriter

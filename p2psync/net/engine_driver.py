@@ -10,13 +10,14 @@ from typing import TypeVar
 
 from p2psync.engines.base import CommitResult, Engine, InspectableEngine, Stage
 from p2psync.engines.relay import RelayStage
-from p2psync.errors import DigestMismatchError, EngineError, FormatError, P2PSyncError
+from p2psync.errors import DigestMismatchError, EngineError, P2PSyncError
 from p2psync.net.fetch_progress import TELL_EVERY_SECONDS, RunningFetch
 from p2psync.observe.events import Committed, Event, Fetching, Note, Trouble
 from p2psync.protocol.versions import PathStep, Position
 from p2psync.store.packs import Store
 from p2psync.swarm.node import NodeCore
-from p2psync.swarm.synchronizer.follower import Adopt, CommitStage, EngineAction, Follower, OpenStage, Put
+from p2psync.swarm.synchronizer.actions import Adopt, CommitStage, EngineAction, OpenStage, StageChunk
+from p2psync.swarm.synchronizer.follower import Follower
 
 T = TypeVar("T")
 #: Most chunks that the engine takes at once: others want its thread too.
@@ -46,17 +47,17 @@ class EngineDriver:
         self._stage: Stage | None = None
         self._began = 0.0
         self._received = self._wasted = self._pushed = 0
-        #: The way of the open stage, and the bytes of the chunks that it needs.
+        #: The path of the open stage, and the bytes of the chunks that it needs.
         self._path: Sequence[PathStep] = ()
         self._payload = 0
-        self._puts: list[tuple[Stage, Put]] = []
+        self._puts: list[tuple[Stage, StageChunk]] = []
         self._putting = False
         self._loop = asyncio.get_running_loop()
         self._fetch: RunningFetch | None = None
         #: How far the fetch under way is, in one line for people; "" without one that lasts.
         self._progress = ""
         follower = core.follower
-        core.membership.why_waiting = lambda: follower.waits or self._progress
+        core.membership.why_waiting = lambda: follower.waiting_reason or self._progress
 
     async def tell_progress(self) -> None:
         """Reports the progress of the running fetch every few seconds; never returns."""
@@ -81,11 +82,11 @@ class EngineDriver:
         except (P2PSyncError, OSError, MemoryError) as error:
             await self._failed(action, error)
 
-    def put_at_once(self, action: Put) -> bool:
-        """Carry out a `Put` for which there is nothing to do: a relay's stage wants what is in the store already."""
+    def stage_at_once(self, action: StageChunk) -> bool:
+        """Answers a `StageChunk` that needs no work: a relay's stage takes what the store holds already."""
         if not isinstance(self._stage, RelayStage):
             return False
-        self._follower.was_put(action)
+        self._follower.chunk_staged(action)
         return True
 
     async def abandon(self) -> None:
@@ -107,24 +108,22 @@ class EngineDriver:
         match action:
             case Adopt():
                 taken = await self.in_worker(lambda: self.engine.adopt(action.position))
-                self._core.adopted(action, action.position if taken else None, _now())
+                self._follower.adopted(action, action.position if taken else None, _now())
                 if taken:
                     self._emit(Note(f"version {action.position.version} is here already: nothing is fetched for it"))
             case OpenStage():
                 await self._open(action)
-            case Put():
+            case StageChunk():
                 await self._put(action)
             case CommitStage():
                 await self._commit(action)
 
     async def _failed(self, action: EngineAction, error: Exception) -> None:
-        if not self._follower.cares(action):
+        if not self._follower.is_current(action):
             return
-        message = str(error) or type(error).__name__
-        self._trouble(message)
-        wrong = isinstance(error, DigestMismatchError | FormatError)
-        vouched = await self._vouched(isinstance(error, DigestMismatchError))
-        self._core.engine_failed(action, message, vouched, _now(), wrong=wrong)
+        self._trouble(str(error) or type(error).__name__)
+        vouched = await self._verified_position(isinstance(error, DigestMismatchError))
+        self._follower.failed(action, error, vouched, _now())
 
     async def _open(self, action: OpenStage) -> None:
         self._began = _now()
@@ -134,7 +133,7 @@ class EngineDriver:
             return stage, [list(stage.wanted(i)) for i in range(len(action.path))]
 
         self._stage, wanted = await self.in_worker(open_stage)
-        if not self._follower.cares(action):
+        if not self._follower.is_current(action):
             return
         self._path = action.path
         self._payload = sum(
@@ -151,7 +150,7 @@ class EngineDriver:
         self._fetch = RunningFetch(action.path, wanted, _now(), self._payload, self._payload - missing)
         self._follower.opened(action, wanted, held)
 
-    async def _put(self, action: Put) -> None:
+    async def _put(self, action: StageChunk) -> None:
         """Put all chunks that have come by the time the engine's thread is free."""
         if self._stage is None:
             return
@@ -170,7 +169,7 @@ class EngineDriver:
         finally:
             self._putting = False
 
-    async def _put_batch(self, stage: Stage, batch: Sequence[Put]) -> None:
+    async def _put_batch(self, stage: Stage, batch: Sequence[StageChunk]) -> None:
         def put() -> list[bool]:
             if self._stage is not stage:
                 return [True] * len(batch)
@@ -190,11 +189,11 @@ class EngineDriver:
             return
         for action, good in zip(batch, done, strict=True):
             if good:
-                self._follower.was_put(action)
+                self._follower.chunk_staged(action)
             else:
-                self._core.unput(action, _now())
+                self._follower.chunk_damaged(action, _now())
 
-    def _read(self, action: Put) -> bytes | None:
+    def _read(self, action: StageChunk) -> bytes | None:
         pack = self._store.get(action.id)
         return pack.read(action.chunk) if pack is not None else None
 
@@ -209,7 +208,7 @@ class EngineDriver:
         if before is not None and left_branch(before, commit.position):
             self._emit(Note(f"the trainer went back: {_place(before)} was left for {_place(commit.position)}"))
         self._tell(commit)
-        self._core.committed(action, commit.position, _now())
+        self._follower.committed(action, commit.position, _now())
 
     def _tell(self, commit: CommitResult) -> None:
         # Chunks that are pushed may be here before their stage is opened.
@@ -244,9 +243,9 @@ class EngineDriver:
         position = self.engine.position
         # During a commit the core takes the live position from its outcome.
         if self._follower.position != position and isinstance(self.engine, InspectableEngine):
-            self._core.doubted("the live version is damaged", position, _now())
+            self._follower.mark_corrupt("the live version is damaged", position, _now())
 
-    async def _vouched(self, doubtful: bool) -> Position | None:
+    async def _verified_position(self, doubtful: bool) -> Position | None:
         """Returns the live version; a doubtful one only if its bits are still the committed ones."""
 
         def look() -> tuple[list[str], Position | None]:

@@ -13,8 +13,9 @@ from p2psync.net import tcp
 from p2psync.net.dialling import dial
 from p2psync.net.listening import open_listeners
 from p2psync.net.stream import PeerStream
-from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, ManifestGossip, Message, Ping, Pong
+from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Message, Ping, Pong
 from p2psync.swarm.control.stream_count import StreamCount
+from p2psync.swarm.stream_choice import soonest, stream_for
 
 #: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
 PING_EVERY = 5.0
@@ -49,12 +50,8 @@ class _Links:
     leaving: list[PeerStream] = field(default_factory=list)
     count: StreamCount = field(default_factory=StreamCount)
 
-    def soonest(self, nbytes: int) -> PeerStream:
-        """The stream that will have sent so many bytes more first."""
-        return min(self.streams, key=lambda stream: stream.takes(nbytes))
 
-
-class PeerTable:
+class ConnectionManager:
     """The connections of one node, by peer."""
 
     def __init__(
@@ -112,14 +109,10 @@ class PeerTable:
             self._connect(info)
 
     def send(self, name: str, message: Control) -> None:
-        """Send a control message to a peer, on its first stream; dropped if it is gone.
-
-        An offer goes where it will have been sent first: as large as a chunk, it is not for a connection at rest.
-        """
+        """Sends a control message to a peer; drops it if the peer is gone."""
         links = self._links.get(name)
         if links is not None:
-            stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
-            stream.send(message)
+            stream_for(links.streams, message).send(message)
 
     def send_chunk(
         self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
@@ -129,7 +122,7 @@ class PeerTable:
         if links is None:
             return False
         self.chunk_at = self._loop.time()
-        links.soonest(len(data)).send_chunk(manifest, index, data, tag)
+        soonest(links.streams, len(data)).send_chunk(manifest, index, data, tag)
         return True
 
     def streams(self, name: str) -> Sequence[PeerStream]:

@@ -194,6 +194,14 @@ def open_signed(data: bytes, trusted: frozenset[bytes] | None) -> tuple[Manifest
     return decode_body(signed.body), signed
 
 
+def open_expected(data: bytes, id: str, trusted: frozenset[bytes]) -> tuple[Manifest, SignedManifest]:
+    """Opens as `open_signed` the manifest of an id (hex). Raises as it does, and `TrustError` for another one."""
+    manifest, signed = open_signed(data, trusted)
+    if signed.id.hex() != id:
+        raise TrustError("the hub gave another manifest than the one it announced; not used")
+    return manifest, signed
+
+
 def decode_body(body: bytes) -> Manifest:
     """Decode and check a manifest's body; raises `FormatError`."""
     try:

@@ -1,17 +1,15 @@
-"""A node's part of the plan: its positions in weighted spanning trees, and the assignment of chunks to trees.
+"""A node's part of the plan: its positions in weighted spanning trees.
 
 A plan is a few spanning trees over the nodes, rooted at the publisher, each with a share of the chunks. In each tree a
-node has one parent, from which it should get that tree's chunks first, and children that it should serve. Every node
-knows the shares, so all assign chunks to trees alike, for any number of chunks, without communication.
+node has one parent, from which it should get that tree's chunks first, and children that it should serve. The publisher
+assigns chunks to trees by the shares, and a chunk carries its tree's tag.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from p2psync.errors import FormatError
 
@@ -51,14 +49,6 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
     positions: list[TreePosition]
     co_publishers: list[int] = []
     headroom: list[float] = []
-
-    def fractions_from(self) -> dict[str, float]:
-        """Returns the fraction of all chunks that each parent should send to this node first."""
-        return self._fractions(lambda position: [position.parent] if position.parent >= 0 else [])
-
-    def fractions_to(self) -> dict[str, float]:
-        """Returns the fraction of all chunks that this node should send to each child."""
-        return self._fractions(lambda position: position.children)
 
     @property
     def rate(self) -> float:
@@ -103,31 +93,7 @@ class NodePlan(msgspec.Struct, frozen=True, array_like=True):
                 found[self.peers[end]] = found.get(self.peers[end], 0.0) + position.rate
         return found
 
-    def _fractions(self, ends: Callable[[TreePosition], list[int]]) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for share, position in zip(self.shares, self.positions, strict=True):
-            for end in ends(position):
-                found[self.peers[end]] = found.get(self.peers[end], 0.0) + share / sum(self.shares)
-        return found
-
 
 def unplanned(revision: int) -> NodePlan:
     """Returns the part of a node that is in no tree of this revision: no parents, no children."""
     return NodePlan(revision, [], [1], [TreePosition(-1, [], 0, 0.0)])
-
-
-def tree_of_chunks(shares: Sequence[int], chunks: int) -> NDArray[np.uint16]:
-    """Returns the tree of each chunk (uint16): every prefix of the chunks is spread by the shares.
-
-    The k-th chunk of a tree is due at (k + 1/2) / share; chunks go to trees in the order in which they are due (as in
-    weighted fair queueing). With equal shares each tree has its part to within one chunk; where there are fewer chunks
-    than trees, the lightest trees go without. More chunks never change the tree of an earlier one.
-    """
-    total = sum(shares)
-    trees, due = [], []
-    for tree, share in enumerate(shares):
-        count = (chunks + len(shares)) * share // total + 2
-        trees.append(np.full(count, tree, np.uint16))
-        due.append((np.arange(count) + 0.5) * (total / share))
-    order = np.lexsort((np.concatenate(trees), np.concatenate(due)))
-    return np.concatenate(trees)[order][:chunks]

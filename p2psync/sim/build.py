@@ -17,8 +17,8 @@ from p2psync.sim.node import SimNode, SimWorld
 from p2psync.sim.planner import SimPlanner
 from p2psync.sim.trainer import SimTrainer
 from p2psync.sim.weights import MODELS, history, signing_key
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.exchange.config import ExchangeConfig
-from p2psync.swarm.node import NodeConfig
 
 #: Settings scaled to the tiny model: chunks of 400 to 3000 bytes. The bounds on unrequested chunks and on those that
 #: lead to a ban are as far apart as in the real settings.
@@ -32,7 +32,7 @@ SWARM = ExchangeConfig(
     surplus_most=96 << 10,
     have_delay=0.01,
 )
-NODE = NodeConfig(swarm=SWARM, redial_last=8.0)
+NODE = NodeConfig(swarm=SWARM, redial_max_seconds=8.0)
 
 
 @dataclass(frozen=True, kw_only=True)

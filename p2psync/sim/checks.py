@@ -146,7 +146,7 @@ class InvariantChecker:
                 raise InvariantError(
                     "converge",
                     f"{_name(node)} runs {where} {bound:.0f} s after the last fault, the head is {_text(head)};"
-                    f" it is in {follower.phase.value if follower else '-'}: {follower.last_error if follower else ''}",
+                    f" it is in {follower.state.value if follower else '-'}: {follower.last_error if follower else ''}",
                 )
             self.check_waste(node)
 

@@ -80,3 +80,22 @@ class VirtualClock:
             self._queue = self._later.pop(self._slot)
             heapq.heapify(self._queue)
         return self._queue[0][0]
+
+
+class VirtualTimer:
+    """Calls back at the earliest of the times that it was set to since it last fired."""
+
+    def __init__(self, clock: VirtualClock, callback: Callable[[], None]) -> None:
+        self._clock, self._callback = clock, callback
+        self._when = math.inf
+
+    def set(self, when: float) -> None:
+        """Fires at `when` (seconds), or at an earlier time that was set before; inf changes nothing."""
+        if when < self._when:
+            self._when = when
+            self._clock.at(when, self._fire, when)
+
+    def _fire(self, when: float) -> None:
+        if when == self._when:
+            self._when = math.inf
+            self._callback()

@@ -9,36 +9,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from p2psync.errors import DigestMismatchError, EngineError, FormatError, LeaseError, P2PSyncError, TrustError
+from p2psync.errors import P2PSyncError, TrustError
 from p2psync.membership.client import CallJoin, CallPlan, CallRenew, CallView, HubCall
-from p2psync.membership.records import Lease, NodeInfo, View
-from p2psync.protocol.manifest import Manifest, SignedManifest, open_signed
+from p2psync.membership.records import NodeInfo, View
+from p2psync.protocol.manifest import Manifest, SignedManifest, open_expected
 from p2psync.protocol.messages import MAGIC, PROTOCOL, SHORT_ID_BYTES, Chunk, Hello, Message
-from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
 from p2psync.sim.clock import VirtualClock
 from p2psync.sim.disk import SimStore
-from p2psync.sim.engine import MemoryEngine, MemoryStage
+from p2psync.sim.engine import MemoryEngine
+from p2psync.sim.engine_driver import SimEngineDriver
 from p2psync.sim.hub import SimHub
 from p2psync.sim.links import LinkCallbacks, PeerLinks
 from p2psync.sim.network import SimHost, SimNetwork
-from p2psync.swarm.exchange.actions import Ban, Complete, Recheck, Save, Send, SendChunk, Vet
-from p2psync.swarm.node import Dial, Hangup, NodeAction, NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial
+from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send, SendChunk, VerifyManifest
+from p2psync.swarm.node import Hangup, HubResult, NodeAction, NodeCore
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     CommitStage,
-    EngineAction,
     Fetch,
-    Follower,
     GetManifest,
     OpenStage,
-    Put,
     Retire,
+    StageChunk,
 )
-
-#: Seconds of an engine's operations.
-OPEN_SECONDS, PUT_SECONDS, COMMIT_SECONDS = 0.005, 0.001, 0.01
+from p2psync.swarm.synchronizer.follower import Follower
 
 
 class NodeObserver(Protocol):
@@ -119,21 +117,21 @@ class SimNode:
         self.processes += 1
         self.host.alive = True
         self._armed = float("inf")
-        self._stage: MemoryStage | None = None
         self._signed: dict[bytes, SignedManifest] = {}
         self.store.reopen()
         follower = None
         if self.engine is not None:
-            follower = Follower(self.engine.position, self.engine.local_digest(), turn_bytes=0)
+            follower = Follower(self.engine.position, self.engine.local_digest(), switch_bytes=0)
         self.core = NodeCore(self.info, self.config, self.world.clock.rng, follower)
+        self.driver: SimEngineDriver | None = None
+        if self.engine is not None and follower is not None:
+            self.driver = SimEngineDriver(self, self.engine, follower)
         hello = Hello(MAGIC, PROTOCOL, self.info.node, f"process-{self.processes}", self.info.region)
         events = LinkCallbacks(self._peer_up, self._peer_down, self._message, self._dial_failed)
         self.links = PeerLinks(self.world.network, self.host, hello, events)
         for id, pack in self.store.packs.items():
             self._signed[id] = pack.signed
             self.core.offer(id, pack.manifest, pack.held(), self.now)
-            if follower is not None:
-                follower.manifest(id.hex(), pack.manifest, self.now)
         self.world.clock.note("start", self.info.node, self.processes)
         self.world.observer.started(self)
         self.drain()
@@ -157,7 +155,7 @@ class SimNode:
             self.core.poll(self.now)
             while actions := self.core.actions():
                 for action in actions:
-                    self._do(action)
+                    self._carry_out(action)
         finally:
             self._draining = False
         wake = self.core.next_wake(self.now)
@@ -179,7 +177,7 @@ class SimNode:
             call(*arguments)
             self.drain()
 
-    def _do(self, action: NodeAction) -> None:
+    def _carry_out(self, action: NodeAction) -> None:
         match action:
             case Send():
                 self.links.send(action.peer, action.message)
@@ -197,24 +195,22 @@ class SimNode:
                 self.world.observer.banned(self, action)
             case Recheck():
                 self._recheck(action)
-            case Complete():
-                pass
+            case VerifyManifest():
+                self._verify_manifest(action)
+            case _:
+                self._synchronize(action)
+
+    def _synchronize(self, action: NodeAction) -> None:
+        """Carries out an action of the follower."""
+        match action:
             case GetManifest():
                 self._get_manifest(action)
-            case Vet():
-                self._vet(action)
             case Fetch():
                 self._fetch(action)
-            case Adopt():
-                self.later(OPEN_SECONDS, self._adopt, action)
-            case OpenStage():
-                self.later(OPEN_SECONDS, self._open_stage, action)
-            case Put():
-                self.later(PUT_SECONDS, self._put, action)
-            case CommitStage():
-                self.later(COMMIT_SECONDS, self._commit, action)
-            case AbandonStage():
-                self._stage = None
+            case Adopt() | OpenStage() | StageChunk() | CommitStage() if self.driver is not None:
+                self.driver.run(action)
+            case AbandonStage() if self.driver is not None:
+                self.driver.abandon()
             case Retire():
                 self.store.packs.pop(action.id, None)
                 self._signed.pop(action.id, None)
@@ -299,9 +295,13 @@ class SimNode:
     def _call_hub(self, call: HubCall) -> None:
         process = self.processes
 
-        def answer(result: Lease | View | NodePlan | P2PSyncError | None) -> None:
+        def answer(result: HubResult) -> None:
             if process == self.processes:
-                self._hub_answered(call, result)
+                if isinstance(result, View):
+                    self._note(result)
+                view = self.core.hub_answered(call, result, self.now)
+                if view is not None:
+                    self.on_view(view)
                 self.drain()
 
         hub, now = self.world.hub, self.world.clock
@@ -316,23 +316,6 @@ class SimNode:
         else:
             renewal = call.request
             hub.request(self.host, lambda core: core.renew(renewal, now=now.now), answer)
-
-    def _hub_answered(self, call: HubCall, result: Lease | View | NodePlan | P2PSyncError | None) -> None:
-        if isinstance(result, LeaseError) and not isinstance(call, CallPlan):
-            self.core.lease_lost(self.now)
-        elif isinstance(result, P2PSyncError):
-            self.core.hub_failed(call, self.now)
-        elif isinstance(result, Lease):
-            granted = self.core.joined if isinstance(call, CallJoin) else self.core.renewed
-            granted(result, self.now)
-        elif isinstance(result, NodePlan):
-            self.core.planned(result, self.now)
-        else:
-            if result is not None:
-                self._note(result)
-            view = self.core.viewed(result, self.now)
-            if view is not None:
-                self.on_view(view)
 
     def _note(self, view: View) -> None:
         for a in view.lineage:
@@ -362,13 +345,13 @@ class SimNode:
         self._signed[signed.id] = signed
         self.core.follower.manifest(action.id, manifest, self.now)
 
-    def _vet(self, vet: Vet) -> None:
+    def _verify_manifest(self, verify: VerifyManifest) -> None:
         try:
-            manifest, signed = self._open(vet.id.hex(), vet.signed)
+            manifest, signed = self._open(verify.id.hex(), verify.signed)
         except P2PSyncError:
-            self.core.forged(vet, self.now)
+            self.core.manifest_rejected(verify, self.now)
             return
-        if self.core.vetted(vet, manifest, self.now):
+        if self.core.manifest_verified(verify, manifest, self.now):
             self._signed[signed.id] = signed
 
     def _open(self, id: str, data: bytes | P2PSyncError | None) -> tuple[Manifest, SignedManifest]:
@@ -376,69 +359,7 @@ class SimNode:
             raise data
         if data is None:
             raise TrustError("the hub does not hold this manifest")
-        manifest, signed = open_signed(data, self.world.trusted)
-        if signed.id.hex() != id:
-            raise TrustError("the hub gave another manifest than the one it announced")
-        return manifest, signed
-
-    # ---- engine ----------------------------------------------------------------------------------------------------
-
-    def _engine_failed(self, action: EngineAction, error: P2PSyncError) -> None:
-        assert self.engine is not None and self.core.follower is not None
-        if self.core.follower.cares(action):
-            wrong = isinstance(error, DigestMismatchError | FormatError)
-            self.core.engine_failed(action, str(error), self.engine.position, self.now, wrong=wrong)
-
-    def _adopt(self, action: Adopt) -> None:
-        assert self.engine is not None
-        taken = self.engine.adopt(action.position)
-        if taken:
-            self.world.observer.committed(self, action.position)
-        self.core.adopted(action, action.position if taken else None, self.now)
-
-    def _open_stage(self, action: OpenStage) -> None:
-        assert self.engine is not None and self.core.follower is not None
-        try:
-            self._stage = self.engine.stage(action.path)
-        except P2PSyncError as error:
-            self._engine_failed(action, error)
-            return
-        wanted = [self._stage.wanted(i) for i in range(len(action.path))]
-        held = []
-        for step, chunks in zip(action.path, wanted, strict=True):
-            pack = self.store.packs.get(step.id)
-            held.append([i for i in chunks if pack is not None and pack.chunks[i] is not None])
-        self.core.follower.opened(action, wanted, held)
-
-    def _put(self, action: Put) -> None:
-        assert self.core.follower is not None
-        if self._stage is None or not self.core.follower.cares(action):
-            return
-        pack = self.store.packs.get(action.id)
-        data = pack.read(action.chunk) if pack is not None else None
-        if data is None:
-            self.core.unput(action, self.now)
-            return
-        try:
-            self._stage.put(action.step, {action.chunk: data})
-        except P2PSyncError as error:
-            self._engine_failed(action, error)
-            return
-        self.core.follower.was_put(action)
-
-    def _commit(self, action: CommitStage) -> None:
-        stage, self._stage = self._stage, None
-        try:
-            if stage is None or self.commit_failures > 0:
-                self.commit_failures -= 1
-                raise EngineError("the engine refused")
-            commit = stage.commit()
-        except P2PSyncError as error:
-            self._engine_failed(action, error)
-            return
-        self.world.clock.note("commit", self.info.node, commit.position.version, commit.position.digest.hex())
-        self.world.observer.committed(self, commit.position)
-        self.core.committed(action, commit.position, self.now)
+        return open_expected(data, id, self.world.trusted)
 
 
 def _nothing() -> None:

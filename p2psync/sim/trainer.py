@@ -36,7 +36,7 @@ from p2psync.sim.disk import SimPack
 from p2psync.sim.network import SimHost
 from p2psync.sim.node import SimNode, SimWorld
 from p2psync.sim.weights import CodedVersion, ModelVersions, VersionName, signed_manifest
-from p2psync.swarm.node import NodeConfig
+from p2psync.swarm.config import NodeConfig
 
 _RETRY_SECONDS = 0.4
 #: Seconds between checks whether an actor runs the newest version; seconds that peers have to supply a damaged chunk.

@@ -1,77 +1,34 @@
-"""A whole node without I/O: membership, whom to dial, the chunk exchange and, at an actor, the follower.
+"""A whole node without I/O: membership, dials, the chunk exchange and, at an actor, the follower.
 
 The shell (sockets and an engine, or the simulator) tells of what happened and carries out `actions`. This file decides
-nothing about chunks or versions itself; it wires the three automata together and keeps connections to the members.
-
-Whom to dial: of two nodes that can both be dialled, the one with the smaller name dials; the other one does so too if
-no connection has come after a while, which covers paths that are open one way only. The peers of this node's part of
-the plan come first, and are dialled however many others there are.
+nothing about chunks or versions itself; it wires the parts together.
 """
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import msgspec
 import numpy as np
 
-from p2psync.membership.client import HubCall, MembershipClient
+from p2psync.errors import LeaseError, P2PSyncError
+from p2psync.membership.client import CallJoin, CallPlan, HubCall, MembershipClient
 from p2psync.membership.lineage import to_announcement
-from p2psync.membership.records import Lease, Member, NodeInfo, View
+from p2psync.membership.records import Lease, NodeInfo, View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import NO_VERSION, Message
 from p2psync.protocol.plan import NodePlan
 from p2psync.protocol.versions import Position
-from p2psync.swarm.exchange.actions import Action, Ban, Recheck, Save, Vet
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial, Dialer
+from p2psync.swarm.exchange.actions import Action, Ban, Save, VerifyManifest
 from p2psync.swarm.exchange.bitmap import Bits
-from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
-from p2psync.swarm.synchronizer.follower import (
-    AbandonStage,
-    Adopt,
-    ChangedRun,
-    CommitStage,
-    EngineAction,
-    Fetch,
-    Follower,
-    Forgo,
-    GetManifest,
-    OpenStage,
-    Put,
-    RefuseRun,
-    Retire,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeConfig:
-    """Settings. max_peers: peers up to which this node dials; most_peers: peers beyond which it takes none; neither
-    holds for peers of the plan.
-
-    redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
-    `settled`. dials_a_second: the last pause is longer where members are more than are dialled in it at this rate.
-    dial_anyway: how long to wait for a member that should dial this node before dialling it instead.
-    dial_limit: how long a dial may take until a peer is greeted; beyond it, it has failed.
-    """
-
-    swarm: ExchangeConfig = field(default_factory=ExchangeConfig)
-    max_peers: int = 48
-    most_peers: int = 128
-    redial_first: float = 0.5
-    redial_last: float = 30.0
-    dials_a_second: float = 4.0
-    settled: float = 10.0
-    dial_anyway: float = 2.0
-    dial_limit: float = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Dial:
-    """Connect to this member; answer with `peer_up` or `dial_failed`."""
-
-    info: NodeInfo
+from p2psync.swarm.monitored_exchange import MonitoredExchange
+from p2psync.swarm.synchronizer.actions import Fetch, FollowerAction, Retire, StopFetch
+from p2psync.swarm.synchronizer.follower import Follower
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +39,8 @@ class Hangup:
     reason: str
 
 
-NodeAction: TypeAlias = (
-    Action
-    | Dial
-    | Hangup
-    | HubCall
-    | GetManifest
-    | Adopt
-    | OpenStage
-    | Fetch
-    | Put
-    | CommitStage
-    | AbandonStage
-    | Retire
-    | RefuseRun
-    | ChangedRun
-)
-
-
-_NEVER = float("inf")
-
-
-@dataclass(slots=True)
-class _Known:
-    """What the node remembers of its connections to a member. Times in seconds; dialled_at: of the last dial."""
-
-    first_seen: float
-    retry_at: float
-    pause: float
-    dialling: bool = False
-    dialled_at: float = 0.0
-    up_at: float = 0.0
+NodeAction: TypeAlias = Action | Dial | Hangup | HubCall | FollowerAction
+HubResult: TypeAlias = Lease | View | NodePlan | P2PSyncError | None
 
 
 class NodeCore:
@@ -122,52 +50,69 @@ class NodeCore:
         self, info: NodeInfo, config: NodeConfig, rng: random.Random, follower: Follower | None = None
     ) -> None:
         self.info = info
-        self.config = config
         self.swarm = Exchange(config.swarm, rng, info.node)
+        self.traffic = MonitoredExchange(info, self.swarm)
         self.membership = MembershipClient(info, rng)
+        self.dialer = Dialer(info, config, rng, self.swarm.banned_until)
         self.follower = follower
-        self._rng = rng
-        self._members: dict[str, NodeInfo] = {}
-        self._known: dict[str, _Known] = {}
-        self._up: set[str] = set()
         #: This node's part of the plan, None before the first.
         self.plan: NodePlan | None = None
-        self._plan_peers: frozenset[str] = frozenset()
-        # No dial is due before this; at or before now when something has changed since it was worked out.
-        self._dial_wake = _NEVER
         # Epoch and version of the newest that was published here.
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None:
-            self.membership.why_waiting = lambda: follower.waits
-        if follower is not None and follower.position is not None:
-            self._running(follower.position, 0.0)
-        elif follower is not None and follower.empty:
-            self.swarm.running(NO_VERSION)
+            self._connect(follower)
 
     def listening(self, port: int) -> None:
-        """The port at which peers reach this node is known now (0: none); to be told before the first `poll`."""
-        self.info = self.membership.info = msgspec.structs.replace(self.info, port=port)
+        """Sets the port at which peers reach this node (0: none); comes before the first `poll`."""
+        self.info = self.membership.info = self.dialer.info = msgspec.structs.replace(self.info, port=port)
+
+    def _connect(self, follower: Follower) -> None:
+        """Has the hub and peers learn what is live here, and what is not."""
+        self.membership.why_waiting = lambda: follower.waiting_reason
+        follower.on_live, follower.on_rejected, follower.on_lost = self._live, self.membership.rejected, self.swarm.lost
+        if follower.position is not None:
+            self._live(follower.position, 0.0)
+        elif not follower.local_digest:
+            self.swarm.running(NO_VERSION)
+
+    def _live(self, position: Position | None, now: float) -> None:
+        if position is None:
+            self.swarm.running(b"")
+            self.membership.running(None, "", now)
+        else:
+            self.swarm.running(position.digest)
+            self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)
 
     # ---- hub -------------------------------------------------------------------------------------------------------
 
-    def joined(self, lease: Lease, now: float) -> None:
-        """See `MembershipClient`."""
-        self.membership.joined(lease, now)
+    def hub_answered(self, call: HubCall, result: HubResult, now: float) -> View | None:
+        """A call to the hub ended, with an error or what the hub gave (None: its view is unchanged).
 
-    def renewed(self, lease: Lease, now: float) -> None:
-        """See `MembershipClient`."""
-        self.membership.renewed(lease, now)
-
-    def lease_lost(self, now: float) -> None:
-        """See `MembershipClient`."""
-        self.membership.lease_lost(now)
+        Returns the whole view if it changed. Raises `FormatError` for a plan that no planner makes.
+        """
+        if isinstance(result, LeaseError) and not isinstance(call, CallPlan):
+            self.membership.lease_lost(now)
+        elif isinstance(result, P2PSyncError):
+            # A plan's lease is not concluded from: the next renewal tells what became of it.
+            self.membership.failed(call, now)
+        elif isinstance(result, NodePlan):
+            self.planned(result, now)
+        elif isinstance(result, Lease):
+            granted = self.membership.joined if isinstance(call, CallJoin) else self.membership.renewed
+            granted(result, now)
+        else:
+            return self.viewed(result, now)
+        return None
 
     def viewed(self, view: View | None, now: float) -> View | None:
         """The long poll of the view ended; see `MembershipClient.viewed`."""
         whole = self.membership.viewed(view, now)
         if whole is not None:
-            self._meet(whole.members, now)
+            self._actions += self.dialer.members_changed(whole.members, now)
+            for peer in self.swarm.peers:
+                peer.publisher = self.dialer.is_publisher(peer.name)
+            self.traffic.members(member.info for member in whole.members)
             if self.follower is not None:
                 self.follower.viewed(whole, now)
         return whole
@@ -177,83 +122,69 @@ class NodeCore:
         plan.check()
         self.membership.planned(plan.revision, now)
         self.plan = plan
-        self._take_plan_peers(frozenset(plan.peers) - {self.info.node}, now)
-        self.swarm.follow(plan, now)
-
-    def hub_failed(self, call: HubCall, now: float) -> None:
-        """A call to the hub failed."""
-        self.membership.failed(call, now)
+        self._actions += self.dialer.plan_changed(frozenset(plan.peers) - {self.info.node}, now)
+        self.traffic.follow(plan, now)
 
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, region: str, now: float) -> bool:
         """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
 
-        To be said again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
-        peer was started anew, say `peer_down` first.
+        To be called again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
+        peer was started anew, call `peer_down` first.
         """
-        near = bool(region) and region == self.info.region
-        self._dial_wake = now
-        known = self._known.get(name)
-        full = name not in self._up | self._plan_peers and len(self._up) >= self.config.most_peers
-        source = name in self._members and self._members[name].role == "trainer"
-        if full or name == self.info.node or not self.swarm.peer_up(name, near, now, source=source):
-            if known is not None:
-                self._put_off(known, now)
+        publishes = self.dialer.is_publisher(name)
+        if not self.dialer.takes(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
+            self.dialer.failed(name, now)
             return False
-        if known is not None:
-            known.dialling = False
-            known.up_at = known.up_at if name in self._up else now
-        self._up.add(name)
+        self.dialer.connected(name, now)
         return True
 
     def peer_down(self, name: str, now: float) -> None:
         """The last connection to a peer is gone."""
-        self._up.discard(name)
-        self._dial_wake = now
-        self.swarm.peer_down(name, now)
-        known = self._known.get(name)
-        if known is not None:
-            if now - known.up_at >= self.config.settled:
-                known.pause = self.config.redial_first
-            self._put_off(known, now)
+        self.traffic.peer_down(name, now)
+        self.dialer.lost(name, now)
 
     def dial_failed(self, name: str, now: float) -> None:
         """A dialled member did not answer."""
-        known = self._known.get(name)
-        if known is not None:
-            self._put_off(known, now)
-            self._dial_wake = now
+        self.dialer.failed(name, now)
+        self.traffic.dial_failed(name)
 
-    def receive(self, name: str, message: Message, now: float) -> None:
-        """A message of a peer that is up."""
-        self.swarm.receive(name, message, now)
+    def receive(self, name: str, message: Message, now: float) -> bool:
+        """A message of a peer that is up. Returns whether it was for the exchange, which is to be polled then."""
+        return self.traffic.receive(name, message, now)
 
     # ---- chunks and versions ---------------------------------------------------------------------------------------
 
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float, signed: bytes = b"") -> None:
-        """Serve what the store holds of a manifest. signed: the signed manifest, of a version that was just published
+        """Serves what the store holds of a manifest. signed: the signed manifest, of a version that was just published
         here: peers in the plan are told before the hub tells them."""
+        if signed:
+            self.traffic.transfer_begins(manifest)
         if signed and (manifest.epoch, manifest.version) > self._published:
             self._published = (manifest.epoch, manifest.version)
             self.swarm.publish(id, signed)
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
         if self.follower is not None:
-            self.follower.holds(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
+            self.follower.holds_bytes(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
+            self.follower.manifest(id.hex(), manifest, now)
 
-    def vetted(self, vet: Vet, manifest: Manifest, now: float) -> bool:
-        """A manifest that a peer offered is signed by whom this node trusts. Whether it is of use: to be kept then."""
-        news = to_announcement(manifest, vet.id, len(vet.signed))
-        taken = self.follower is not None and self.follower.heard(news, manifest, now)
-        self.swarm.vetted(vet, taken=taken)
+    def manifest_verified(self, verify: VerifyManifest, manifest: Manifest, now: float) -> bool:
+        """A manifest from a peer has a trusted signature. Returns whether it is new: to be kept then."""
+        announcement = to_announcement(manifest, verify.id, len(verify.signed))
+        taken = self.follower is not None and self.follower.peer_announced(announcement, manifest, now)
+        if taken:
+            self.traffic.transfer_begins(manifest)
+        self.swarm.manifest_verified(verify, taken=taken)
         return taken
 
-    def forged(self, vet: Vet, now: float) -> None:
-        """A manifest that a peer offered is not."""
-        self.swarm.forged(vet, now)
+    def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
+        """A manifest from a peer has no trusted signature."""
+        self.swarm.manifest_rejected(verify, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
+        self.traffic.transfer_begins(action.step.manifest)
         wanted = np.zeros(action.step.manifest.chunks, np.bool_)
         wanted[list(action.wanted)] = True
         self.swarm.begin(action.step.id, action.step.manifest, held, wanted, now)
@@ -263,171 +194,48 @@ class NodeCore:
         if self.follower is not None:
             self.follower.saved(action.id, action.index)
 
-    def unput(self, action: Put, now: float) -> None:
-        """A chunk that was to be staged is damaged on disk."""
-        self.swarm.lost(action.id, action.chunk, now)
-        if self.follower is not None:
-            self.follower.unput(action)
-
-    def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
-        """See `Follower`; what is live is told to the hub."""
-        if self.follower is not None:
-            self.follower.adopted(action, position, now)
-            self._running(position, now)
-
-    def committed(self, action: CommitStage, position: Position, now: float) -> None:
-        """See `Follower`; the commit is acknowledged to the hub."""
-        if self.follower is not None:
-            self.follower.committed(action, position, now)
-            self._running(position, now)
-
-    def doubted(self, message: str, position: Position | None, now: float) -> None:
-        """See `Follower.doubted`; the hub is told what is live here instead."""
-        if self.follower is not None and self.follower.doubted(message, position, now):
-            self._running(position, now)
-
-    def engine_failed(
-        self, action: EngineAction, message: str, position: Position | None, now: float, *, wrong: bool = False
-    ) -> None:
-        """See `Follower.failed`. wrong: the bits are others than were signed: the hub is told, and the store hashes
-        again what it gave, which may have rotted there."""
-        if self.follower is not None:
-            before, refused = self.follower.position, self.follower.destination
-            if wrong and refused and self.follower.cares(action):
-                self.membership.rejected(refused, now)
-                chunk = action.chunk if isinstance(action, Put) else 0
-                ids = [action.id] if isinstance(action, Put) else self.follower.manifests
-                self._actions += [Recheck(id, chunk) for id in ids]
-            self.follower.failed(action, message, position, now)
-            if self.follower.position != before:
-                self._running(self.follower.position, now)
-
     def store_failed(self, id: bytes, message: str, now: float) -> None:
-        """The store could not keep a manifest's chunks: stop fetching it, and try the whole walk again later."""
+        """The store could not keep a manifest's chunks: stop fetching it, and try the whole path again later."""
         self.swarm.end(id)
         if self.follower is not None:
-            self.follower.broken(message, now)
+            self.follower.store_failed(message, now)
 
     # ---- time and output -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Do what time has made due."""
+        """Does what time has made due."""
         self.membership.fetch_rate = self.swarm.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
         if self.follower is not None:
             self.follower.poll(now)
-        if now >= self._dial_wake:
-            self._dial_due(now)
+        if now >= self.dialer.wake:
+            self._actions += self.dialer.poll(now)
 
     def next_wake(self, now: float) -> float:
-        """When `poll` must be called next at the latest."""
-        return max(now, min(self.rest_wake(), self.swarm.next_wake()))
+        """Returns when `poll` must be called next at the latest."""
+        return max(now, min(self.next_wake_besides_exchange(), self.swarm.next_wake()))
 
-    def rest_wake(self) -> float:
-        """The same of all but the swarm: where nothing but its inputs came, `swarm.poll` will do until then."""
-        wake = min(self.membership.next_wake(), self._dial_wake)
+    def next_wake_besides_exchange(self) -> float:
+        """Returns the same of all but the exchange: if nothing but its inputs came, `swarm.poll` will do until then."""
+        wake = min(self.membership.next_wake(), self.dialer.wake)
         return wake if self.follower is None else min(wake, self.follower.next_wake())
 
     def actions(self) -> list[NodeAction]:
-        """What is to be done now, in order; empties the list."""
+        """Returns what is to be done now, in order, and empties the list."""
         done, self._actions = self._actions, []
         for action in self.swarm.actions():
             if isinstance(action, Ban):
-                self._up.discard(action.peer)
-                self._dial_wake = -_NEVER
+                self.dialer.banned(action.peer)
                 done.append(Hangup(action.peer, action.reason))
             done.append(action)
         if self.follower is not None:
-            for wish in self.follower.actions():
-                if isinstance(wish, Forgo):
-                    self.swarm.forgo(wish.id)
+            for command in self.follower.actions():
+                if isinstance(command, StopFetch):
+                    self.swarm.stop_fetch(command.id)
                     continue
-                if isinstance(wish, Retire):
-                    self.swarm.end(wish.id)
-                done.append(wish)
+                if isinstance(command, Retire):
+                    self.swarm.end(command.id)
+                done.append(command)
         done += self.swarm.actions()
         return done
-
-    # ---- whom to dial ----------------------------------------------------------------------------------------------
-
-    def _meet(self, members: list[Member], now: float) -> None:
-        current = {m.info.node: m.info for m in members if m.info.node != self.info.node}
-        self._members = current
-        for peer in self.swarm.peers:
-            peer.publisher = peer.name in current and current[peer.name].role == "trainer"
-        for name in [name for name in self._known if name not in current]:
-            del self._known[name]
-        for name in current:
-            if name not in self._known:
-                self._known[name] = _Known(now, now, self.config.redial_first)
-        self._dial_due(now)
-
-    def _wanted_dials(self) -> list[str]:
-        """Members to be dialled, and dials under way that may turn out to have failed."""
-        room = self._room() > 0
-        return [
-            name
-            for name, known in self._known.items()
-            if name not in self._up
-            and (known.dialling or room or name in self._plan_peers)
-            and self._members[name].port
-        ]
-
-    def _room(self) -> int:
-        return self.config.max_peers - len(self._up) - sum(known.dialling for known in self._known.values())
-
-    def _dial_at(self, name: str) -> float:
-        known = self._known[name]
-        if known.dialling:
-            return known.dialled_at + self.config.dial_limit
-        at = max(known.retry_at, self.swarm.banned_until(name))
-        mine_to_dial = self.info.node < name or not self.info.port
-        return at if mine_to_dial else max(at, known.first_seen + self.config.dial_anyway)
-
-    def _dial_due(self, now: float) -> None:
-        due = [name for name in self._wanted_dials() if self._dial_at(name) <= now]
-        for name in due:
-            if self._known[name].dialling:
-                self._put_off(self._known[name], now)
-        due = [name for name in due if self._dial_at(name) <= now]
-        for name in self._choose(due):
-            known = self._known[name]
-            known.dialling, known.dialled_at = True, now
-            self._actions.append(Dial(self._members[name]))
-        self._dial_wake = min((self._dial_at(name) for name in self._wanted_dials()), default=_NEVER)
-
-    def _choose(self, names: list[str]) -> list[str]:
-        """All peers of the plan; while there is room trainers, then nodes of this region, then others at random."""
-        planned = [name for name in names if name in self._plan_peers]
-        others = [name for name in names if name not in self._plan_peers]
-        order = {name: self._rng.random() for name in others}
-        others.sort(key=lambda n: (self._members[n].role != "trainer", not self._is_near(n), order[n]))
-        return planned + others[: max(0, self._room() - len(planned))]
-
-    def _take_plan_peers(self, peers: frozenset[str], now: float) -> None:
-        """Those that are new among them are tried at once, whatever became of earlier dials."""
-        for name in peers - self._plan_peers:
-            known = self._known.get(name)
-            if known is not None and not known.dialling:
-                known.pause = self.config.redial_first
-                known.retry_at = known.first_seen = now
-        self._plan_peers = peers
-        self._dial_due(now)
-
-    def _is_near(self, name: str) -> bool:
-        return bool(self.info.region) and self._members[name].region == self.info.region
-
-    def _put_off(self, known: _Known, now: float) -> None:
-        known.dialling = False
-        known.first_seen = now
-        known.retry_at = now + known.pause * (0.75 + 0.5 * self._rng.random())
-        last = max(self.config.redial_last, len(self._known) / self.config.dials_a_second)
-        known.pause = min(last, known.pause * 2)
-
-    def _running(self, position: Position | None, now: float) -> None:
-        self.swarm.running(b"" if position is None else position.digest)
-        if position is None:
-            self.membership.running(None, "", now)
-        else:
-            self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)

@@ -24,10 +24,22 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.manifest import Manifest, SignedManifest, sign
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.exchange.actions import Save
-from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.actions import AbandonStage, Adopt, CommitStage, Forgo, OpenStage, Put
-from p2psync.swarm.synchronizer.follower import Fetch, Follower, GetManifest, Phase, Retire
+from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.actions import (
+    AbandonStage,
+    Adopt,
+    CommitStage,
+    Fetch,
+    GetManifest,
+    OpenStage,
+    Retire,
+    StageChunk,
+    StopFetch,
+)
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 from p2psync.trainer.versions.builder import announcement_of
 
 #: Versions that are published; and rounds of a follower's life after which it must be there or have refused.
@@ -107,7 +119,7 @@ class Life:
         self._skew = 0.0
         for pack in self.store.packs():
             self.follower.manifest(pack.signed.id.hex(), pack.manifest, self.now)
-            self.follower.holds(pack.signed.id, sum(s for i, s in enumerate(pack.manifest.sizes) if pack.have[i]))
+            self.follower.holds_bytes(pack.signed.id, sum(s for i, s in enumerate(pack.manifest.sizes) if pack.have[i]))
 
     def _hear(self, event: Event) -> None:
         if isinstance(event, Trouble):
@@ -135,9 +147,9 @@ class Life:
             self._serve()
             await self._supply()
             live = self.follower.position
-            if live is not None and live.version == version and self.follower.phase is Phase.IDLE:
+            if live is not None and live.version == version and self.follower.state is SyncState.IDLE:
                 return True
-            if self.follower.phase is Phase.IDLE:
+            if self.follower.state is SyncState.IDLE:
                 self.counts["pauses"] += 1
                 if self.counts["pauses"] > ROUNDS:
                     return False
@@ -153,14 +165,14 @@ class Life:
                     self.follower.manifest(action.id, self.published.manifests[bytes.fromhex(action.id)], self.now)
                 case Adopt() | OpenStage() | CommitStage():
                     await self.driver.run(action)
-                case Put():
-                    if not self.driver.put_at_once(action):
+                case StageChunk():
+                    if not self.driver.stage_at_once(action):
                         await self.driver.run(action)
                 case Fetch():
                     self._fetching[action.step.id] = action.wanted
                 case AbandonStage():
                     await self.driver.abandon()
-                case Forgo():
+                case StopFetch():
                     self._fetching.pop(action.id, None)
                 case Retire():
                     self._fetching.pop(action.id, None)

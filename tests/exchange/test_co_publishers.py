@@ -36,7 +36,7 @@ def several_roots() -> Bench:
     plan.check()
     bench.swarm.follow(plan, 0.0)
     for name in ("root", "second", "third"):
-        bench.swarm.peer_up(name, False, 0.0, source=True)
+        bench.swarm.peer_up(name, False, 0.0, publishes=True)
     for name in ("other", "below"):
         bench.peer(name)
     bench.fetch_all()

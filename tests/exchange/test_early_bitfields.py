@@ -50,7 +50,7 @@ def test_a_manifest_that_is_forgone_is_no_longer_asked_for_and_still_offered() -
     bench.peer("a", *range(8))
     asked = [index for _, request in bench.sent(Request) for index in request.chunks]
     bench.chunk("a", asked[0])
-    bench.swarm.forgo(bench.id)
+    bench.swarm.stop_fetch(bench.id)
     assert sorted(i for _, cancel in bench.sent(Cancel) for i in cancel.chunks)
     bench.peer("b", *range(8), now=1.0)
     bench.swarm.poll(60.0)

@@ -23,7 +23,7 @@ def test_a_node_asks_its_parents_and_nobody_else_to_push() -> None:
 def test_a_node_that_stops_fetching_ends_its_subscriptions() -> None:
     bench = relay(("p", ""))
     bench.actions()
-    bench.swarm.forgo(bench.id)
+    bench.swarm.stop_fetch(bench.id)
     assert [(name, message.wanted) for name, message in bench.sent(Subscribe)] == [("p", False)]
 
 
@@ -182,7 +182,7 @@ def test_a_part_of_a_manifest_is_pulled_not_pushed() -> None:
 def test_a_manifest_that_is_forgone_is_no_longer_pushed_here() -> None:
     bench = relay(("p", ""))
     bench.actions()
-    bench.swarm.forgo(bench.id)
+    bench.swarm.stop_fetch(bench.id)
     assert [(name, want.wanted) for name, want in bench.sent(Subscribe)] == [("p", False)]
 
 

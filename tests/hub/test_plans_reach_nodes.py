@@ -18,8 +18,10 @@ from p2psync.net.runner import NodeRunner
 from p2psync.observe.events import Event, Trouble
 from p2psync.protocol.plan import NodePlan
 from p2psync.store.packs import Store
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.node import NodeCore
 from p2psync.topology.hub_planner import HubPlanner
+from tests.plan_fractions import fractions_from, fractions_to
 
 
 def name(number: int) -> str:
@@ -43,7 +45,7 @@ class Swarm:
             await client.claim(KEY, node=name(0), run=RUN, epoch=1)
         info = NodeInfo(node=name(number), role=role, host="127.0.0.1")
         runner = NodeRunner(
-            NodeCore(info, NodeConfig(max_peers=0), random.Random(number)),  # so that only the plan connects
+            NodeCore(info, NodeConfig(max_dialled_peers=0), random.Random(number)),  # so that only the plan connects
             client,
             Store(self._place / str(number)),
             trusted=TRUSTED,
@@ -67,7 +69,7 @@ class Swarm:
         plans = self.plans()
         if len(plans) < len(self.nodes) or {p.revision for p in plans.values()} != {self.hub.core.view().plan}:
             return False
-        fed = [number for number, plan in plans.items() if plan.fractions_from()]
+        fed = [number for number, plan in plans.items() if fractions_from(plan)]
         meant = all(int(peer, 16) in self.nodes for plan in plans.values() for peer in plan.peers)
         linked = all(
             set(plan.peers) <= {peer.name for peer in self.nodes[number].core.swarm.peers}
@@ -101,8 +103,8 @@ async def test_nodes_get_their_part_after_joins_and_a_new_one_after_a_leave(tmp_
             await made.add(number, listen=number != 3)
         await until(made.settled)
         first = made.plans()
-        edges = {(number, peer) for number, plan in first.items() for peer in plan.fractions_to()}
-        back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in plan.fractions_from()}
+        edges = {(number, peer) for number, plan in first.items() for peer in fractions_to(plan)}
+        back = {(int(peer, 16), name(number)) for number, plan in first.items() for peer in fractions_from(plan)}
         assert edges == back, "the parts agree"
         await made.remove(2)
         await until(made.settled)
@@ -121,7 +123,7 @@ async def test_a_nodes_statistics_change_the_plan(tmp_path: Path) -> None:
             ups = {other: 2.0 if other == 3 else 100.0 for other in made.nodes}
             paths = [PathStatistics(name(o), 0.001, ups[number], ups[o]) for o in made.nodes if o != number]
             node.core.membership.statistics = NodeStatistics(ups[number], 500.0, paths)
-            node._kick()
+            node._core_loop.wake()
         revision = made.plans()[3].revision
-        await until(lambda: made.settled() and sum(made.plans()[3].fractions_to().values()) < 0.2)
+        await until(lambda: made.settled() and sum(fractions_to(made.plans()[3]).values()) < 0.2)
         assert made.plans()[3].revision > revision

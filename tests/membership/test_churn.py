@@ -16,9 +16,10 @@ from p2psync.membership.hub import HubCore
 from p2psync.membership.planning import PlanResult
 from p2psync.membership.records import Join, Leave, Member, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.protocol.plan import NodePlan
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.report_selection import most_paths
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 
 #: Simultaneous members, and rounds, each with new members.
 AT_A_TIME, ROUNDS = 20, 60

@@ -15,8 +15,9 @@ from p2psync.membership.client import CallRenew
 from p2psync.membership.records import Announce, Join, Lease, Renew
 from p2psync.protocol.manifest import Manifest, decode_body, open_signed
 from p2psync.protocol.messages import SHORT_ID_BYTES, Bitfield, Chunk
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.exchange.bitmap import pack_bitmap
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 
 
 def test_a_renewal_reports_the_fetch_rate_and_wakes_no_reader() -> None:
@@ -67,7 +68,7 @@ def test_a_node_reports_its_measured_fetch_rate() -> None:
     data = [bytes([i]) * 50_000 for i in range(30)]
     made = _manifest(data)
     core.poll(0.0)
-    core.joined(Lease(lease="l", ttl=9.0, revision=1), 0.0)
+    core.membership.joined(Lease(lease="l", ttl=9.0, revision=1), 0.0)
     every = np.ones(len(data), np.bool_)
     id = b"i" * 32
     core.swarm.begin(id, made, ~every, every, 0.0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from p2psync.membership.records import NodeInfo
 from p2psync.net import tcp
-from p2psync.net.peers import PeerEvents, PeerTable
+from p2psync.net.peers import ConnectionManager, PeerEvents
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import MAGIC, PROTOCOL, Control, Hello, Message, encode_control
 
@@ -41,7 +41,7 @@ class Told:
             self._flushed,
             self.failed.append,
         )
-        self.table = PeerTable(hello(self.name, self.instance), events, self.streams, self.congestion)
+        self.table = ConnectionManager(hello(self.name, self.instance), events, self.streams, self.congestion)
         self.port = 0
 
     async def listen(self) -> Told:

@@ -13,14 +13,15 @@ from peer_parts import Told, until
 from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
-from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
 from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
 from p2psync.swarm.control.path_estimates import PathEstimates
-from p2psync.swarm.exchange.actions import Vet
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.exchange.actions import VerifyManifest
+from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.follower import Follower
 from tests.store.store_parts import KEY, make_pack
 
 
@@ -104,22 +105,23 @@ async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
 ) -> None:
     signed, manifest, _ = make_pack(1, [LARGE, LARGE])
     trusted = frozenset({KEY.public_key().public_bytes_raw()})
-    core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
+    info, follower = NodeInfo(node="n", role="relay", host="127.0.0.1"), Follower(None)
+    core = NodeCore(info, NodeConfig(), random.Random(0), follower)
     client, store = HubClient("http://127.0.0.1:9"), Store(tmp_path)
     runner = NodeRunner(core, client, store, trusted=trusted, instance="life", widths=())
     done: list[str] = []
 
-    def vetted(vet: Vet, what: Manifest, now: float) -> bool:
-        core.swarm._state.send("child", ManifestGossip(vet.id, vet.signed))
-        return taken
+    def pass_on(verify: VerifyManifest, *, taken: bool) -> None:
+        core.swarm._state.send("child", ManifestGossip(verify.id, verify.signed))
 
     def send(name: str, message: Control) -> None:
         done.append(f"{type(message).__name__} to {name}")
 
-    monkeypatch.setattr(core, "vetted", vetted)
-    monkeypatch.setattr(runner._peers, "send", send)
+    monkeypatch.setattr(follower, "peer_announced", lambda announcement, manifest, now: taken)
+    monkeypatch.setattr(core.swarm, "manifest_verified", pass_on)
+    monkeypatch.setattr(runner._connections, "send", send)
     monkeypatch.setattr(runner.monitor, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
-    await runner._vet(Vet("parent", signed.id, signed.to_bytes()))
+    await runner._manifests.verify(VerifyManifest("parent", signed.id, signed.to_bytes()))
     await until(lambda: "ManifestGossip to child" in done)
     assert done == [f"begin {manifest.payload_bytes}"] * taken + ["ManifestGossip to child"]
     await runner.stop()

@@ -14,18 +14,19 @@ from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.protocol.messages import Ping
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.exchange.actions import Ban, Save
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from tests.store.store_parts import make_pack
 
 NEVER = float("inf")
 
 
 class Node:
-    """A node of which all but the swarm is due at `rest_at`. looked: how often at the swarm, and at the rest."""
+    """A node of which all but the swarm is due at `core_due`. looked: how often at the swarm, and at the rest."""
 
     def __init__(self, path: Path) -> None:
-        self.rest_at = NEVER
+        self.core_due = NEVER
         self.looked = [0, 0]
         self.core = core = NodeCore(NodeInfo(node="n", role="relay", host="127.0.0.1"), NodeConfig(), random.Random(0))
         self.store, self.client = Store(path), HubClient("http://127.0.0.1:9")
@@ -44,7 +45,7 @@ class Node:
 
         core.membership.poll = poll  # type: ignore[assignment]
         core.swarm.poll = poll_swarm  # type: ignore[method-assign]
-        core.rest_wake = lambda: self.rest_at  # type: ignore[method-assign]
+        core.next_wake_besides_exchange = lambda: self.core_due  # type: ignore[method-assign]
         self.runner._peer_up("peer", "")
 
     async def settled(self) -> tuple[int, int]:
@@ -74,16 +75,16 @@ async def test_what_a_peer_says_of_chunks_wakes_the_swarm_alone(node: Node) -> N
 
 async def test_messages_of_one_turn_are_handled_in_one_drain(node: Node) -> None:
     node.runner._message("peer", Ping(1))
-    node.runner._kick()
+    node.runner._core_loop.wake()
     node.runner._message("peer", Ping(2))
     assert await node.settled() == (1, 1)
 
 
 async def test_the_rest_is_looked_at_when_it_is_due_whatever_came(node: Node) -> None:
-    node.rest_at = 0.0
-    node.runner._kick()
+    node.core_due = 0.0
+    node.runner._core_loop.wake()
     await node.settled()
-    node.rest_at = NEVER
+    node.core_due = NEVER
     node.runner._message("peer", Ping(1))
     assert await node.settled() == (1, 1)
     node.runner._message("peer", Ping(2))
@@ -91,10 +92,10 @@ async def test_the_rest_is_looked_at_when_it_is_due_whatever_came(node: Node) ->
 
 
 async def test_runner_wakes_by_itself_for_the_rest_of_the_core(node: Node) -> None:
-    node.rest_at = asyncio.get_running_loop().time() + 0.01
-    node.runner._kick()
+    node.core_due = asyncio.get_running_loop().time() + 0.01
+    node.runner._core_loop.wake()
     await node.settled()
-    node.rest_at = NEVER
+    node.core_due = NEVER
     looked = asyncio.Event()
     poll = node.core.membership.poll
     node.core.membership.poll = lambda now: (looked.set(), poll(now))[1]  # type: ignore[method-assign,func-returns-value]
@@ -108,12 +109,12 @@ async def test_what_was_measured_is_looked_at_since_the_hub_may_have_to_hear_of_
 
 async def test_a_ban_is_looked_at_as_a_whole_since_others_may_be_dialled_then(node: Node) -> None:
     node.core.swarm._state.actions.append(Ban("peer", "it lies", 1e9))
-    node.runner._kick_swarm()
+    node.runner._core_loop.wake_exchange()
     assert await node.settled() == (2, 1)
 
 
 async def test_a_failed_save_is_looked_at_as_a_whole_since_the_transfer_ends(node: Node) -> None:
     signed, _, chunks = make_pack(1, [10])
     node.core.swarm._state.actions.append(Save(signed.id, 0, chunks[0]))
-    node.runner._kick_swarm()
+    node.runner._core_loop.wake_exchange()
     assert await node.settled() == (2, 1)

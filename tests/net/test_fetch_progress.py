@@ -57,7 +57,7 @@ def test_a_fetch_to_which_nothing_comes_has_no_time_left() -> None:
 
 async def test_a_fetch_that_lasts_is_told_to_the_log_and_with_the_lease_until_it_is_over() -> None:
     told: list[Event] = []
-    core: Any = SimpleNamespace(follower=SimpleNamespace(waits=""), membership=SimpleNamespace())
+    core: Any = SimpleNamespace(follower=SimpleNamespace(waiting_reason=""), membership=SimpleNamespace())
     store: Any = Held([True, False])
     driver = EngineDriver(SimpleNamespace(), core, store, on_event=told.append, on_trouble=lambda line: None)  # type: ignore[arg-type]
     path = [step(b"known", [GB, GB])]
@@ -67,9 +67,9 @@ async def test_a_fetch_that_lasts_is_told_to_the_log_and_with_the_lease_until_it
     driver.look_at_fetch(2 * TELL_EVERY_SECONDS)
     line = "fetching version 3: 50 % of 2.0 GB, 50.0 MB/s, about 20 s left"
     assert [event.line() for event in told] == [line] == [core.membership.why_waiting()]
-    core.follower.waits = "the disk is full"
+    core.follower.waiting_reason = "the disk is full"
     assert core.membership.why_waiting() == "the disk is full"
-    core.follower.waits = ""
+    core.follower.waiting_reason = ""
     await driver.abandon()
     driver.look_at_fetch(3 * TELL_EVERY_SECONDS)
     assert (len(told), core.membership.why_waiting()) == (1, "")

@@ -14,9 +14,11 @@ from p2psync.net.engine_driver import EngineDriver
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.node import NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import AbandonStage, Follower
+from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.actions import AbandonStage
+from p2psync.swarm.synchronizer.follower import Follower
 
 #: Nothing listens at this port.
 NOWHERE = "http://127.0.0.1:9"
@@ -49,7 +51,7 @@ async def test_a_stop_in_the_turn_of_an_engines_action_leaves_no_coroutine_unawa
         runner.start()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            runner._do(AbandonStage())
+            runner._carry_out(AbandonStage())
             runner._drive(abandon)
             await runner.stop()
             gc.collect()

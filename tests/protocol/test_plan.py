@@ -1,15 +1,13 @@
-"""A node's plan: places, rates, and the same tree for a chunk at every node."""
+"""A node's plan: positions, rates, and what a receiver refuses."""
 
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from p2psync.errors import FormatError
-from p2psync.protocol.plan import NodePlan, TreePosition, tree_of_chunks
+from p2psync.protocol.plan import NodePlan, TreePosition
+from tests.plan_fractions import fractions_from, fractions_to
 
 PLAN = NodePlan(
     3,
@@ -17,12 +15,11 @@ PLAN = NodePlan(
     [600, 400],
     [TreePosition(0, [1, 2], 1, 60.0), TreePosition(1, [], 2, 40.0)],
 )
-SHARES = st.lists(st.integers(1, 10**6), min_size=1, max_size=40)
 
 
 def test_fractions_follow_from_places() -> None:
-    assert PLAN.fractions_from() == {"x": 0.6, "y": 0.4}
-    assert PLAN.fractions_to() == {"y": 0.6, "z": 0.6}
+    assert fractions_from(PLAN) == {"x": 0.6, "y": 0.4}
+    assert fractions_to(PLAN) == {"y": 0.6, "z": 0.6}
     assert PLAN.rates_from() == {"x": 60.0, "y": 40.0}
     assert PLAN.rates_to() == {"y": 60.0, "z": 60.0}
 
@@ -61,29 +58,3 @@ def test_plan_is_small_and_round_trips() -> None:
 def test_inconsistent_plan_is_refused(wrong: NodePlan) -> None:
     with pytest.raises(FormatError):
         wrong.check()
-
-
-@settings(deadline=None, derandomize=True)
-@given(SHARES, st.integers(0, 3000), st.integers(0, 3000))
-def test_more_chunks_never_change_an_earlier_chunks_tree(shares: list[int], one: int, other: int) -> None:
-    few, many = sorted((one, other))
-    assert np.array_equal(tree_of_chunks(shares, few), tree_of_chunks(shares, many)[:few])
-
-
-@settings(deadline=None, derandomize=True)
-@given(SHARES, st.integers(1, 3000))
-def test_every_chunk_has_a_tree_and_trees_have_their_shares(shares: list[int], chunks: int) -> None:
-    trees = tree_of_chunks(shares, chunks)
-    assert len(trees) == chunks
-    assert trees.max() < len(shares)
-    counts = np.bincount(trees, minlength=len(shares))
-    ideal = chunks * np.array(shares) / sum(shares)
-    assert (np.abs(counts - ideal) <= 1 + ideal * len(shares) / chunks).all()
-
-
-@pytest.mark.parametrize("trees", [1, 5, 16, 48])
-def test_equal_trees_share_every_prefix_of_chunks_equally(trees: int) -> None:
-    found = tree_of_chunks([7] * trees, 500)
-    for run in (1, 10, 48, 499):
-        counts = np.bincount(found[:run], minlength=trees)
-        assert counts.max() - counts.min() <= 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 
 
 def never() -> bool:
@@ -48,3 +48,15 @@ def test_a_run_ends_at_its_limit_and_goes_on_from_there() -> None:
     assert (seen, clock.now) == ([1.0, 2.0, 2.6], 2.6)
     clock.run(10.0, never)
     assert seen[-1] == 3.0
+
+
+def test_a_timer_fires_once_at_the_earliest_time_that_it_was_set_to() -> None:
+    clock, fired = VirtualClock(0), []
+    timer = VirtualTimer(clock, lambda: fired.append(clock.now))
+    for when in (3.0, 2.0, 4.0, float("inf")):
+        timer.set(when)
+    clock.run(10.0, never)
+    assert fired == [2.0]
+    timer.set(11.0)
+    clock.run(20.0, never)
+    assert fired == [2.0, 11.0]

@@ -10,7 +10,7 @@ from p2psync.sim.build import SimConfig, Simulation
 from p2psync.sim.faults import KINDS
 from p2psync.sim.liars import LIARS
 from p2psync.sim.run import run_sim
-from p2psync.swarm.exchange.actions import Vet
+from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.node import NodeCore
 
 
@@ -54,15 +54,15 @@ def test_versions_are_fetched_before_the_hub_announces_them_and_committed_after(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     taken = 0
-    original = NodeCore.vetted
+    original = NodeCore.manifest_verified
 
-    def vetted(self: NodeCore, vet: Vet, manifest: Manifest, now: float) -> bool:
+    def manifest_verified(self: NodeCore, verify: VerifyManifest, manifest: Manifest, now: float) -> bool:
         nonlocal taken
-        is_new = original(self, vet, manifest, now)
+        is_new = original(self, verify, manifest, now)
         taken += is_new
         return is_new
 
-    monkeypatch.setattr(NodeCore, "vetted", vetted)
+    monkeypatch.setattr(NodeCore, "manifest_verified", manifest_verified)
     for seed in range(4):
         run_sim(seed, SimConfig(faults=(), liars=(), actors=4))
     assert taken > 8, "every simulation checks that nothing is committed before the hub announces it"

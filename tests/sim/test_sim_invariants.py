@@ -9,10 +9,13 @@ from p2psync.protocol.manifest import Manifest
 from p2psync.sim import engine, run
 from p2psync.sim.build import SimConfig
 from p2psync.sim.run import SimFailure, run_sim
+from p2psync.swarm.dialer import Dialer
 from p2psync.swarm.exchange.chunk_intake import ChunkIntake
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.swarm.node import NodeCore
+from p2psync.swarm.synchronizer.attempt import SyncAttempt
 from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.known_versions import KnownVersions
 
 CALM = SimConfig(faults=(), liars=(), bound=20.0)
 
@@ -42,22 +45,23 @@ def test_the_digest_alone_keeps_wrong_bits_out(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_return_to_an_older_version_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def there_and_back(self: Follower) -> Announcement | None:
-        if self._view is None or self._head is None or self.position is None or self.position.version == 0:
-            return self._head if self.position is None or (self._head and self._head.version) else None
-        return next((a for a in self._view.lineage if a.version < self.position.version), None)
+        view, head = self._versions.view, self._versions.head
+        if view is None or head is None or self.position is None or self.position.version == 0:
+            return head if self.position is None or (head and head.version) else None
+        return next((a for a in view.lineage if a.version < self.position.version), None)
 
-    monkeypatch.setattr(Follower, "target", there_and_back)
-    monkeypatch.setattr(Follower, "_check", lambda self, walk: None)
+    monkeypatch.setattr(Follower, "_target", there_and_back)
+    monkeypatch.setattr(SyncAttempt, "check", lambda self, run, live: None)
     assert failure(CALM).kind == "rising"
 
 
 def test_a_commit_before_the_hub_announces_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Follower, "_is_confirmed", lambda self, walk: True)
+    monkeypatch.setattr(KnownVersions, "has_announced", lambda self, path: True)
     assert failure(CALM).kind == "announced"
 
 
 def test_a_node_that_never_arrives_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeCore, "_wanted_dials", lambda self: [])
+    monkeypatch.setattr(Dialer, "_wanted", lambda self: [])
     error = failure(CALM)
     assert error.kind == "converge"
     assert f"python -m p2psync.sim --seeds {error.seed}:{error.seed + 1}" in str(error)

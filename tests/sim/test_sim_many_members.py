@@ -11,9 +11,9 @@ from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, Me
 from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.report_selection import PATHS_IN_ALL, most_paths
-from p2psync.swarm.node import NodeConfig
 
 MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.
@@ -23,7 +23,7 @@ MEMBER_BYTES, PATH_BYTES = 320, 110
 #: Bytes that every reader gets per version, with its manifest.
 ANNOUNCEMENT_BYTES = 6000
 #: Few connections, so that nodes are not dialling all the time.
-NODE = NodeConfig(swarm=SWARM, max_peers=4)
+NODE = NodeConfig(swarm=SWARM, max_dialled_peers=4)
 
 
 def all_failed(others: list[str]) -> NodeStatistics:

@@ -15,7 +15,8 @@ from p2psync.membership.records import NodeInfo
 from p2psync.net.hub_client import HubClient
 from p2psync.net.runner import NodeRunner
 from p2psync.store.packs import Store
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.node import NodeCore
 
 
 async def test_runner_stop_waits_until_complete_packs_are_durable(
@@ -37,7 +38,7 @@ async def test_runner_stop_waits_until_complete_packs_are_durable(
     for index, chunk in enumerate(chunks):
         pack.write(index, chunk)
     monkeypatch.setattr(os, "fsync", slow)
-    runner._complete(pack.id)
+    runner._chunks.complete(pack.id)
     stopping = asyncio.create_task(runner.stop())
     try:
         await asyncio.to_thread(begun.wait)

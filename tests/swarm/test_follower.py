@@ -7,28 +7,31 @@ from typing import TypeVar
 
 from swarm_parts import RUN, announce, digest_of, id_of, manifest_of, view_of
 
+from p2psync.errors import EngineError
 from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.synchronizer.follower import (
-    FIRST_PAUSE,
-    FREE_DOUBTS,
-    LAST_DOUBT_PAUSE,
-    LAST_PAUSE,
-    QUIET,
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     CommitStage,
     Fetch,
-    Follower,
     FollowerAction,
     GetManifest,
     OpenStage,
-    Phase,
-    Put,
     RefuseRun,
     Retire,
+    StageChunk,
 )
+from p2psync.swarm.synchronizer.config import (
+    IMMEDIATE_REPAIRS,
+    QUIET_SECONDS,
+    REPAIR_MAX_SECONDS,
+    RETRY_MAX_SECONDS,
+    RETRY_MIN_SECONDS,
+)
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 
 T = TypeVar("T")
 
@@ -86,8 +89,8 @@ class Actor:
         for step in action.path:
             for chunk in range(step.manifest.chunks):
                 self.follower.saved(step.id, chunk)
-            for put in [a for a in self.actions() if isinstance(a, Put)]:
-                self.follower.was_put(put)
+            for put in [a for a in self.actions() if isinstance(a, StageChunk)]:
+                self.follower.chunk_staged(put)
 
     def commit(self, action: OpenStage) -> None:
         """Put everything and commit."""
@@ -102,7 +105,7 @@ def path_of(action: OpenStage) -> list[tuple[int | None, int]]:
     return [(step.manifest.base, step.manifest.version) for step in action.path]
 
 
-# ---- the way -------------------------------------------------------------------------------------------------------
+# ---- paths ------------------------------------------------------------------------------------------------------
 
 
 def test_a_node_with_nothing_takes_an_anchor_and_the_deltas_after_it() -> None:
@@ -120,7 +123,7 @@ def test_manifests_are_asked_for_unless_they_are_at_hand() -> None:
     actor.have(ANCHOR)
     actor.see(ANCHOR, D1)
     assert [a.id for a in actor.actions() if isinstance(a, GetManifest)] == [id_of(D1).hex()]
-    assert actor.follower.phase is Phase.GATHER
+    assert actor.follower.state is SyncState.GATHER
 
 
 def test_follower_opens_fetches_stages_and_commits_in_order() -> None:
@@ -129,7 +132,7 @@ def test_follower_opens_fetches_stages_and_commits_in_order() -> None:
     assert actor.one(Fetch).wanted == (0, 1)
     actor.commit(action)
     assert actor.follower.position == at(1)
-    assert actor.follower.phase is Phase.IDLE
+    assert actor.follower.state is SyncState.IDLE
     assert actor.follower.next_wake() == float("inf")
 
 
@@ -142,17 +145,17 @@ def test_chunks_are_put_in_the_order_of_the_steps_whatever_comes_first() -> None
     assert actor.actions() == []
     for chunk in (1, 0):
         actor.follower.saved(action.path[0].id, chunk)
-    puts = [a for a in actor.actions() if isinstance(a, Put)]
+    puts = [a for a in actor.actions() if isinstance(a, StageChunk)]
     assert [(p.step, p.chunk) for p in puts] == [(0, 1), (0, 0)]
     for put in puts:
-        actor.follower.was_put(put)
-    assert [(p.step, p.chunk) for p in actor.actions() if isinstance(p, Put)] == [(1, 0), (1, 1)]
+        actor.follower.chunk_staged(put)
+    assert [(p.step, p.chunk) for p in actor.actions() if isinstance(p, StageChunk)] == [(1, 0), (1, 1)]
 
 
 def test_chunks_that_the_store_holds_are_put_without_being_fetched() -> None:
     actor = Actor(at(0))
     actor.open(D1, held=[[1]])
-    assert [p.chunk for p in actor.actions() if isinstance(p, Put)] == [1]
+    assert [p.chunk for p in actor.actions() if isinstance(p, StageChunk)] == [1]
 
 
 def test_a_delta_of_no_chunks_is_committed_at_once() -> None:
@@ -161,18 +164,18 @@ def test_a_delta_of_no_chunks_is_committed_at_once() -> None:
     actor.see(empty)
     actor.have(empty)
     actor.follower.opened(actor.one(OpenStage), [[]], [[]])
-    assert actor.follower.phase is Phase.COMMIT
+    assert actor.follower.state is SyncState.COMMIT
 
 
 def test_a_chunk_damaged_on_disk_is_put_again_when_it_has_come_again() -> None:
     actor = Actor(at(0))
     action = actor.open(D1, held=[[0, 1]])
-    puts = [a for a in actor.actions() if isinstance(a, Put)]
-    actor.follower.was_put(puts[0])
-    actor.follower.unput(puts[1])
+    puts = [a for a in actor.actions() if isinstance(a, StageChunk)]
+    actor.follower.chunk_staged(puts[0])
+    actor.follower.chunk_damaged(puts[1], actor.now)
     assert actor.actions() == []
     actor.follower.saved(action.path[0].id, puts[1].chunk)
-    assert actor.one(Put).chunk == puts[1].chunk
+    assert actor.one(StageChunk).chunk == puts[1].chunk
 
 
 def test_after_a_commit_the_next_version_is_begun() -> None:
@@ -187,35 +190,35 @@ def test_after_a_commit_the_next_version_is_begun() -> None:
 # ---- answers that come late ----------------------------------------------------------------------------------------
 
 
-def test_late_answers_to_an_abandoned_walk_are_ignored() -> None:
+def test_late_answers_to_an_attempt_given_up_are_ignored() -> None:
     actor = Actor(at(0))
     old = actor.open(D1)
-    old_put = Put(old.walk, 0, old.path[0].id, 0)
-    actor.follower.failed(old_put, "broken", at(0), actor.now)
-    actor.now += FIRST_PAUSE
+    old_put = StageChunk(old.attempt, 0, old.path[0].id, 0)
+    actor.follower.failed(old_put, EngineError("broken"), at(0), actor.now)
+    actor.now += RETRY_MIN_SECONDS
     actor.actions()
     actor.follower.poll(actor.now)
     new = actor.one(OpenStage)
-    assert new.walk != old.walk
+    assert new.attempt != old.attempt
     actor.follower.opened(old, [[0]], [[0]])
-    assert actor.follower.phase is Phase.OPEN and actor.actions() == []
+    assert actor.follower.state is SyncState.OPEN and actor.actions() == []
     actor.follower.opened(new, [[0, 1]], [[]])
-    actor.follower.was_put(old_put)
-    actor.follower.unput(old_put)
-    actor.follower.failed(old_put, "broken again", None, actor.now)
-    assert actor.follower.phase is Phase.FETCH and actor.follower.position == at(0)
+    actor.follower.chunk_staged(old_put)
+    actor.follower.chunk_damaged(old_put, actor.now)
+    actor.follower.failed(old_put, EngineError("broken again"), None, actor.now)
+    assert actor.follower.state is SyncState.FETCH and actor.follower.position == at(0)
 
 
-def test_a_manifest_of_an_abandoned_walk_that_cannot_be_had_fails_nobody() -> None:
+def test_a_manifest_of_an_attempt_given_up_that_cannot_be_had_fails_nobody() -> None:
     actor = Actor(at(0))
     actor.see(D1)
     actor.see(D1, D2)
     actor.actions()
     actor.follower.no_manifest(id_of(D3).hex(), "gone", actor.now)
-    assert actor.follower.phase is Phase.GATHER and actor.follower.last_error == ""
+    assert actor.follower.state is SyncState.GATHER and actor.follower.last_error == ""
 
 
-def test_a_walk_whose_manifest_is_taken_back_is_abandoned() -> None:
+def test_a_attempt_whose_manifest_is_taken_back_is_abandoned() -> None:
     actor = Actor(at(0))
     actor.open(D1, D2)
     actor.actions()
@@ -225,17 +228,17 @@ def test_a_walk_whose_manifest_is_taken_back_is_abandoned() -> None:
     assert any(isinstance(a, GetManifest) for a in actions)
 
 
-def test_a_walk_is_not_abandoned_while_a_trainer_announces_again_in_rising_order() -> None:
+def test_a_attempt_is_not_abandoned_while_a_trainer_announces_again_in_rising_order() -> None:
     actor = Actor(at(0))
     actor.open(D1, D2, D3)
     actor.actions()
     for lineage in ((), (ANCHOR,), (ANCHOR, D1), (ANCHOR, D1, D2), (ANCHOR, D1, D2, D3)):
         actor.see(*lineage)
-    assert actor.follower.phase is Phase.FETCH
+    assert actor.follower.state is SyncState.FETCH
     assert actor.actions() == []
 
 
-def test_a_walk_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_is_higher() -> None:
+def test_a_attempt_to_a_version_of_a_fenced_trainer_is_abandoned_though_its_number_is_higher() -> None:
     actor = Actor(at(2))
     assert path_of(actor.open(D1, D2, D3)) == [(2, 3)]
     actor.actions()
@@ -250,8 +253,10 @@ def test_a_hub_of_an_earlier_epoch_or_run_is_not_believed() -> None:
     for view in (view_of(announce(D2), epoch=1), view_of(announce(D2), epoch=9, run="0" * 32)):
         actor = Actor(at(1, epoch=2))
         actor.view(view)
-        assert [type(action) for action in actor.actions()] == [RefuseRun] and actor.follower.target() is None
-        assert "not followed" in actor.follower.waits
+        assert [type(action) for action in actor.actions()] == [RefuseRun] and actor.follower.next_wake() == float(
+            "inf"
+        )
+        assert "not followed" in actor.follower.waiting_reason
 
 
 def test_a_hub_that_knows_no_run_yet_changes_nothing() -> None:
@@ -259,13 +264,13 @@ def test_a_hub_that_knows_no_run_yet_changes_nothing() -> None:
     actor.open(D1)
     actor.actions()
     actor.view(view_of(run="", epoch=0))
-    assert actor.follower.phase is Phase.FETCH and actor.actions() == []
+    assert actor.follower.state is SyncState.FETCH and actor.actions() == []
 
 
 def test_a_version_of_the_past_is_no_target() -> None:
     actor = Actor(at(2))
     actor.see(ANCHOR, D1, D2)
-    assert actor.follower.target() is None and actor.actions() == []
+    assert actor.follower.next_wake() == float("inf") and actor.actions() == []
 
 
 def test_a_manifest_that_is_not_what_the_hub_announced_is_refused() -> None:
@@ -273,7 +278,7 @@ def test_a_manifest_that_is_not_what_the_hub_announced_is_refused() -> None:
     actor.see(D1)
     other = manifest_of(2, version=1, base=0, salt=9)
     actor.follower.manifest(id_of(D1).hex(), other, actor.now)
-    assert actor.follower.phase is Phase.IDLE
+    assert actor.follower.state is SyncState.IDLE
     assert "another version's manifest" in actor.follower.last_error
     assert not [a for a in actor.actions() if isinstance(a, OpenStage)]
 
@@ -282,7 +287,7 @@ def test_a_manifest_of_another_run_is_refused() -> None:
     actor = Actor()
     actor.see(ANCHOR, run="f" * 32)
     actor.have(ANCHOR)
-    assert actor.follower.phase is Phase.IDLE and actor.follower.last_error
+    assert actor.follower.state is SyncState.IDLE and actor.follower.last_error
 
 
 def test_a_later_epoch_wins_over_a_higher_version() -> None:
@@ -311,12 +316,12 @@ def test_pauses_after_failures_grow_up_to_a_limit() -> None:
     actor = Actor(at(0))
     actor.see(D1)
     pauses = [fail_once(actor) for _ in range(10)]
-    assert pauses[0] == FIRST_PAUSE
+    assert pauses[0] == RETRY_MIN_SECONDS
     assert pauses == sorted(pauses)
-    assert pauses[-1] == LAST_PAUSE
+    assert pauses[-1] == RETRY_MAX_SECONDS
 
 
-def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_way() -> None:
+def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_path() -> None:
     shortcut = manifest_of(1, version=2, base=0)
     actor = Actor(at(0))
     actor.see(ANCHOR, D1, D2, shortcut)
@@ -331,7 +336,7 @@ def test_a_manifest_that_failed_twice_is_avoided_while_there_is_another_way() ->
 def test_a_failed_commit_is_tried_again_from_what_is_live_then() -> None:
     actor = Actor(at(1))
     actor.put_all(actor.open(ANCHOR, D1, D2))
-    actor.follower.failed(actor.one(CommitStage), "digest", None, actor.now)
+    actor.follower.failed(actor.one(CommitStage), EngineError("digest"), None, actor.now)
     actor.now = actor.follower.next_wake()
     actor.follower.poll(actor.now)
     actor.have(ANCHOR, D1)
@@ -389,13 +394,13 @@ def test_the_same_bits_under_a_later_epoch_are_adopted_without_a_byte() -> None:
     adopt = actor.one(Adopt)
     assert adopt.position == at(1, epoch=2)
     actor.follower.adopted(adopt, adopt.position, actor.now)
-    assert actor.follower.target() is None
+    assert actor.follower.next_wake() == float("inf")
 
 
 # ---- what is retired -----------------------------------------------------------------------------------------------
 
 
-def test_manifests_that_are_no_longer_announced_are_retired_but_not_those_of_the_walk() -> None:
+def test_manifests_that_are_no_longer_announced_are_retired_but_not_those_of_the_attempt() -> None:
     actor = Actor(at(0))
     actor.have(ANCHOR, D1)
     actor.see(D1)
@@ -431,21 +436,21 @@ def test_versions_of_a_fenced_trainer_are_retired_though_their_numbers_are_highe
 # ---- damage to what is live ----------------------------------------------------------------------------------------
 
 
-def test_what_is_damaged_is_resolved_anew_from_what_is_live_instead() -> None:
+def test_follower_repairs_damage_from_the_version_that_is_live_instead() -> None:
     actor = Actor(at(2))
     actor.see(ANCHOR, D1, D2)
     actor.have(ANCHOR, D1, D2)
-    assert actor.follower.doubted("damaged", at(1), actor.now)
+    actor.follower.mark_corrupt("damaged", at(1), actor.now)
     assert path_of(actor.one(OpenStage)) == [(1, 2)]
-    assert actor.follower.doubted("damaged", None, actor.now)
+    actor.follower.mark_corrupt("damaged", None, actor.now)
     assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1), (1, 2)]
 
 
-def test_damage_during_a_commit_is_left_to_its_outcome() -> None:
+def test_follower_leaves_damage_during_a_commit_to_the_outcome() -> None:
     actor = Actor(at(0))
     actor.put_all(actor.open(D1))
-    assert actor.follower.phase is Phase.COMMIT
-    assert not actor.follower.doubted("damaged", None, actor.now)
+    assert actor.follower.state is SyncState.COMMIT
+    actor.follower.mark_corrupt("damaged", None, actor.now)
     assert actor.follower.position == at(0)
 
 
@@ -455,16 +460,16 @@ def test_a_disk_that_damages_everything_makes_a_node_fetch_less_and_less_often()
     actor.have(ANCHOR, D1)
     begun, pauses = [], []
     for _ in range(20):
-        actor.follower.doubted("damaged", None, actor.now)
+        actor.follower.mark_corrupt("damaged", None, actor.now)
         if actor.follower.next_wake() < float("inf"):
             pauses.append(actor.follower.next_wake() - actor.now)
             actor.now = actor.follower.next_wake()
             actor.follower.poll(actor.now)
         begun.append(actor.now)
         actor.one(OpenStage)
-    assert begun[:FREE_DOUBTS] == [0.0] * FREE_DOUBTS, "the first are mended at once"
+    assert begun[:IMMEDIATE_REPAIRS] == [0.0] * IMMEDIATE_REPAIRS, "the first are mended at once"
     assert pauses == sorted(pauses)
-    assert pauses[-1] == LAST_DOUBT_PAUSE
-    actor.now += 2 * QUIET
-    actor.follower.doubted("damaged", None, actor.now)
+    assert pauses[-1] == REPAIR_MAX_SECONDS
+    actor.now += 2 * QUIET_SECONDS
+    actor.follower.mark_corrupt("damaged", None, actor.now)
     assert path_of(actor.one(OpenStage)) == [(None, 0), (0, 1)], "after a quiet time it is mended at once again"

@@ -13,19 +13,19 @@ from swarm_parts import announce, digest_of, id_of, manifest_of, view_of
 from p2psync.membership.runs import ANY, NEWEST
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.synchronizer.follower import (
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
     ChangedRun,
     CommitStage,
-    Follower,
     FollowerAction,
     OpenStage,
-    Phase,
-    Put,
     RefuseRun,
     Retire,
+    StageChunk,
 )
+from p2psync.swarm.synchronizer.follower import Follower
+from p2psync.swarm.synchronizer.states import SyncState
 
 OLD, MIDDLE, NEW = ("01a221f19048" + "a" * 20, "01a221f1a064" + "b" * 20, "01a221f1b0ff" + "c" * 20)
 SALTS = {OLD: 1, MIDDLE: 2, NEW: 3}
@@ -77,8 +77,8 @@ class Actor:
         if isinstance(action, OpenStage):
             self.path = action.path
             self.follower.opened(action, [[0]] * len(action.path), [[0]] * len(action.path))
-        elif isinstance(action, Put):
-            self.follower.was_put(action)
+        elif isinstance(action, StageChunk):
+            self.follower.chunk_staged(action)
         elif isinstance(action, CommitStage):
             self.went(at(self.path[-1].manifest))
             self.follower.committed(action, self.history[-1], 0.0)
@@ -113,9 +113,9 @@ def test_an_older_run_is_refused_once_whatever_its_epoch_and_version() -> None:
     for version in (7, 8, 9):
         actor.see(of(OLD, version, epoch=9), epoch=9)
     assert actor.place == (MIDDLE, 0) and len(actor.did(RefuseRun)) == 1
-    assert "older" in actor.follower.waits
+    assert "older" in actor.follower.waiting_reason
     actor.see(of(MIDDLE, 1))
-    assert actor.place == (MIDDLE, 1) and actor.follower.waits == ""
+    assert actor.place == (MIDDLE, 1) and actor.follower.waiting_reason == ""
     actor.see(of(OLD, 10))
     assert len(actor.did(RefuseRun)) == 2, "another situation"
 
@@ -144,9 +144,9 @@ def test_an_epoch_that_a_hub_made_up_binds_nobody_either() -> None:
 
 def test_a_run_that_is_being_fetched_as_the_hub_changes_hands_is_left() -> None:
     actor = Actor(at(of(OLD, 0)))
-    actor.holds_back = Put
+    actor.holds_back = StageChunk
     actor.see(of(MIDDLE, 5))
-    assert actor.follower.phase is Phase.FETCH
+    assert actor.follower.state is SyncState.FETCH
     actor.holds_back = None
     actor.see(of(OLD, 1, 0), of(OLD, 0))
     assert actor.did(AbandonStage) and actor.place == (OLD, 1)
@@ -167,7 +167,7 @@ def test_a_commit_under_way_as_the_hub_goes_back_is_not_undone() -> None:
 def test_an_epoch_of_the_run_that_is_over_is_refused_and_those_of_two_runs_are_not_compared() -> None:
     actor = Actor(at(of(OLD, 3, epoch=5)))
     actor.see(of(OLD, 4, epoch=4), epoch=4)
-    assert actor.place == (OLD, 3) and "is over" in actor.follower.waits
+    assert actor.place == (OLD, 3) and "is over" in actor.follower.waiting_reason
     actor.see(of(MIDDLE, 0, epoch=1), epoch=1)
     assert actor.place == (MIDDLE, 0)
 
@@ -222,7 +222,7 @@ def test_a_node_that_is_told_its_run_goes_back_to_it_and_follows_no_other() -> N
     actor.see(of(OLD, 2))
     assert actor.place == (OLD, 2)
     actor.see(of(NEW, 0))
-    assert actor.place == (OLD, 2) and "--follow-run" in actor.follower.waits
+    assert actor.place == (OLD, 2) and "--follow-run" in actor.follower.waiting_reason
     again = Actor(actor.follower.position)
     again.see(of(NEW, 0))
     assert again.place == (NEW, 0), "told nothing, it follows the newest from where it is"
@@ -238,7 +238,9 @@ def test_a_node_that_follows_any_run_goes_where_the_hub_goes() -> None:
 #: Run, epoch and version that a hub shows, and what the engine does not answer meanwhile.
 Shown = tuple[str, int, int, type | None]
 VIEWS = st.lists(
-    st.tuples(st.sampled_from([OLD, MIDDLE, NEW]), st.integers(1, 3), st.integers(0, 3), st.sampled_from([None, Put])),
+    st.tuples(
+        st.sampled_from([OLD, MIDDLE, NEW]), st.integers(1, 3), st.integers(0, 3), st.sampled_from([None, StageChunk])
+    ),
     max_size=10,
 )
 

@@ -8,16 +8,20 @@ from dataclasses import replace
 import pytest
 from swarm_parts import RUN, announce, chunk_data, digest_of, flags, id_of, manifest_of, view_of
 
+from p2psync.errors import DigestMismatchError, EngineError
 from p2psync.membership.client import CallJoin, CallRenew
 from p2psync.membership.records import Lease, NodeInfo, Role
 from p2psync.protocol.messages import NO_VERSION, SHORT_ID_BYTES, AcceptNext, Bitfield, Chunk
 from p2psync.protocol.versions import Position
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial
 from p2psync.swarm.exchange.actions import Ban, Recheck, Save, Send
-from p2psync.swarm.node import Dial, Hangup, NodeConfig, NodeCore
-from p2psync.swarm.synchronizer.follower import CommitStage, Fetch, Follower, OpenStage, Put, Retire
+from p2psync.swarm.node import Hangup, NodeCore
+from p2psync.swarm.synchronizer.actions import CommitStage, Fetch, OpenStage, Retire, StageChunk
+from p2psync.swarm.synchronizer.follower import Follower
 from tests.exchange.exchange_trees import relay_plan
 
-CONFIG = NodeConfig(max_peers=4, most_peers=6)
+CONFIG = NodeConfig(max_dialled_peers=4, max_peers=6)
 
 
 def info(name: str, *, role: Role = "actor", port: int = 1, region: str = "") -> NodeInfo:
@@ -33,7 +37,7 @@ class Node:
     ) -> None:
         self.core = NodeCore(info(name, port=port, region="here"), config, random.Random(3), follower)
         self.core.poll(0.0)
-        self.core.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
+        self.core.membership.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
         self.core.poll(0.0)
         self.core.actions()
 
@@ -65,8 +69,8 @@ def test_the_greater_name_dials_too_if_nobody_came() -> None:
     node = Node("m")
     node.meet(info("a"))
     assert node.dials(0.0) == []
-    assert node.wake(0.0) == pytest.approx(CONFIG.dial_anyway)
-    assert node.dials(CONFIG.dial_anyway) == ["a"]
+    assert node.wake(0.0) == pytest.approx(CONFIG.dial_wait_seconds)
+    assert node.dials(CONFIG.dial_wait_seconds) == ["a"]
 
 
 def test_a_node_does_not_dial_itself_nor_whoever_is_connected() -> None:
@@ -98,8 +102,8 @@ def test_a_dial_without_any_outcome_counts_as_failed_in_the_end() -> None:
     node = Node("m")
     node.meet(info("z"))
     assert node.dials(0.0) == ["z"]
-    assert node.wake(1.0) == pytest.approx(CONFIG.dial_limit)
-    now = CONFIG.dial_limit
+    assert node.wake(1.0) == pytest.approx(CONFIG.dial_timeout_seconds)
+    now = CONFIG.dial_timeout_seconds
     assert node.dials(now) == []
     assert node.dials(now + 2.0) == ["z"]
 
@@ -114,7 +118,7 @@ def test_pauses_after_failed_dials_grow_up_to_a_limit() -> None:
         wake = node.wake(now)
         pauses.append(wake - now)
         now = wake
-    assert pauses[0] < 1.0 and CONFIG.redial_last * 0.7 <= max(pauses) <= CONFIG.redial_last * 1.3
+    assert pauses[0] < 1.0 and CONFIG.redial_max_seconds * 0.7 <= max(pauses) <= CONFIG.redial_max_seconds * 1.3
     assert pauses[6] > pauses[0]
 
 
@@ -138,12 +142,12 @@ def test_after_a_connection_that_lasted_the_first_pause_is_short_again() -> None
         node.dials(now)
         node.core.dial_failed("z", now)
     node.core.peer_up("z", "", 100.0)
-    node.core.peer_down("z", 100.0 + CONFIG.settled)
-    assert node.wake(100.0 + CONFIG.settled) - 100.0 - CONFIG.settled <= CONFIG.redial_first * 1.25
+    node.core.peer_down("z", 100.0 + CONFIG.stable_seconds)
+    assert node.wake(100.0 + CONFIG.stable_seconds) - 100.0 - CONFIG.stable_seconds <= CONFIG.redial_min_seconds * 1.25
 
 
 def test_trainers_are_dialled_first_then_near_nodes() -> None:
-    node = Node("0", config=replace(CONFIG, max_peers=2))
+    node = Node("0", config=replace(CONFIG, max_dialled_peers=2))
     members = [info(c, region="far") for c in "cdefg"] + [info("y", region="here"), info("z", role="trainer")]
     node.meet(*members)
     assert node.dials(0.0) == ["z", "y"]
@@ -231,9 +235,9 @@ def test_a_commit_is_told_to_the_hub_at_once() -> None:
         if isinstance(action, Save):
             node.core.saved(action)
     (put,) = node.core.actions()
-    follower.was_put(put)  # type: ignore[arg-type]
+    follower.chunk_staged(put)  # type: ignore[arg-type]
     (commit,) = node.core.actions()
-    node.core.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
+    follower.committed(commit, Position(run=RUN, epoch=1, version=1, digest=m.digest), 2.0)  # type: ignore[arg-type]
     node.core.poll(2.0)
     (renew,) = [a for a in node.core.actions() if isinstance(a, CallRenew)]
     assert (renew.request.version, renew.request.digest) == (1, m.digest.hex())
@@ -262,7 +266,7 @@ def test_a_retired_manifest_is_no_longer_offered() -> None:
     assert "DontHave" in [type(getattr(a, "message", None)).__name__ for a in actions]
 
 
-def test_a_full_disk_ends_the_transfer_and_the_walk_is_tried_again() -> None:
+def test_a_full_disk_ends_the_transfer_and_the_path_is_tried_again() -> None:
     node = Node("m", follower=Follower(Position(run=RUN, epoch=1, version=0, digest=digest_of(0))))
     m = manifest_of(1, version=1, base=0)
     node.core.viewed(view_of(announce(m)), 1.0)
@@ -291,9 +295,10 @@ def test_what_the_store_gave_is_hashed_again_if_a_commit_would_bring_other_bits_
     follower.manifest(signed.id, m, 1.0)
     (stage,) = [a for a in node.core.actions() if isinstance(a, OpenStage)]
     follower.opened(stage, [[0]], [[0]])
-    (put,) = [a for a in node.core.actions() if isinstance(a, Put)]
-    follower.was_put(put)
+    (put,) = [a for a in node.core.actions() if isinstance(a, StageChunk)]
+    follower.chunk_staged(put)
     (commit,) = [a for a in node.core.actions() if isinstance(a, CommitStage)]
-    node.core.engine_failed(commit, "the digest is wrong", follower.position, 2.0, wrong=wrong)
+    error = DigestMismatchError("other bits") if wrong else EngineError("no room")
+    follower.failed(commit, error, follower.position, 2.0)
     rechecks = [a for a in node.core.actions() if isinstance(a, Recheck)]
     assert rechecks == ([Recheck(id_of(m), 0)] if wrong else [])

@@ -23,7 +23,9 @@ from p2psync.membership.client import (
 )
 from p2psync.membership.records import Lease, NodeInfo, NodeStatistics, PathStatistics, Renew, View
 from p2psync.protocol.plan import NodePlan, TreePosition, unplanned
-from p2psync.swarm.node import Dial, NodeConfig, NodeCore
+from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.dialer import Dial
+from p2psync.swarm.node import NodeCore
 
 TTL = 9.0
 
@@ -206,7 +208,7 @@ def test_whoever_is_out_does_not_ask() -> None:
 
 # whom it connects to
 
-CONFIG = NodeConfig(max_peers=2, most_peers=3)
+CONFIG = NodeConfig(max_dialled_peers=2, max_peers=3)
 
 
 def info(name: str, port: int = 1) -> NodeInfo:
@@ -224,7 +226,7 @@ class Node:
     def __init__(self, name: str, *, port: int = 1, config: NodeConfig = CONFIG) -> None:
         self.core = NodeCore(info(name, port), config, random.Random(3))
         self.core.poll(0.0)
-        self.core.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
+        self.core.membership.joined(Lease(lease="l", ttl=1000.0, revision=1), 0.0)
         self.core.actions()
 
     def meet(self, *others: NodeInfo, now: float = 0.0) -> None:
@@ -248,7 +250,7 @@ def test_the_peers_of_the_plan_are_dialled_first_and_however_many_there_are() ->
 
 
 def test_others_fill_up_what_the_plan_leaves() -> None:
-    node = Node("a", config=replace(CONFIG, max_peers=4))
+    node = Node("a", config=replace(CONFIG, max_dialled_peers=4))
     node.core.planned(plan_of("e"), 0.0)
     node.meet(*(info(name) for name in "bcdefgh"))
     dialled = node.dials(0.0)
@@ -272,7 +274,7 @@ def test_a_new_peer_of_the_plan_is_tried_at_once_though_earlier_dials_failed() -
     for _ in range(8):
         assert node.dials(now) == ["b"]
         node.core.dial_failed("b", now)
-        now += CONFIG.redial_last * 1.25
+        now += CONFIG.redial_max_seconds * 1.25
     assert node.dials(now) == ["b"]
     node.core.dial_failed("b", now)
     assert node.dials(now + 1.0) == []
@@ -284,16 +286,16 @@ def test_a_new_peer_of_the_plan_is_tried_at_once_though_earlier_dials_failed() -
 
 
 def test_of_two_peers_of_the_plan_one_dials_at_once_and_the_other_waits() -> None:
-    node = Node("m", config=replace(CONFIG, max_peers=0))
+    node = Node("m", config=replace(CONFIG, max_dialled_peers=0))
     node.meet(info("a"), info("z"))
     assert node.dials(99.0) == []
     node.core.planned(plan_of("a", "z"), 100.0)
     assert node.dials(100.0) == ["z"]
-    assert node.dials(100.0 + CONFIG.dial_anyway) == ["a"]
+    assert node.dials(100.0 + CONFIG.dial_wait_seconds) == ["a"]
 
 
 def test_a_node_behind_nat_dials_its_parent_and_a_parent_waits_for_such_a_child() -> None:
-    child = Node("z", port=0, config=replace(CONFIG, max_peers=0))
+    child = Node("z", port=0, config=replace(CONFIG, max_dialled_peers=0))
     child.meet(info("a"))
     child.core.planned(plan_of("a"), 0.0)
     assert child.dials(0.0) == ["a"]
@@ -323,4 +325,4 @@ def test_a_plan_without_this_nodes_peers_leaves_it_to_dial_as_before() -> None:
     node = Node("a")
     node.core.planned(unplanned(1), 0.0)
     node.meet(*(info(name) for name in "bcd"))
-    assert len(node.dials(0.0)) == CONFIG.max_peers
+    assert len(node.dials(0.0)) == CONFIG.max_dialled_peers

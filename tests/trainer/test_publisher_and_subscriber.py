@@ -161,7 +161,7 @@ def test_a_silent_hub_is_logged_and_named_at_wait_for(tmp_path: Path, caplog: py
 def test_a_subscriber_warns_that_it_compiles_the_codec(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("p2psync.net.runner.compiled", lambda widths: False)
+    monkeypatch.setattr("p2psync.net.codec_compiler.compiled", lambda widths: False)
     with subscribe_to(NOWHERE, tmp_path, layers()):
         pass
     assert [record.levelname for record in caplog.records if "compiling the codec" in record.message] == ["WARNING"]

@@ -10,7 +10,7 @@ import numpy as np
 from p2psync.membership.planning import PlanScheduler
 from p2psync.membership.records import Member, NodeInfo
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 from p2psync.topology.hub_planner import HubPlanResult
 from p2psync.topology.network import Network
 from p2psync.topology.plan import Plan
@@ -29,7 +29,7 @@ class FluidHub:
         self._index = {name: i for i, name in enumerate(network.names)}
         self._scheduler = PlanScheduler()
         self._members: dict[str, Member] = {}
-        self._wake = float("inf")
+        self._timer = VirtualTimer(clock, self._begin)
         self.plan: Plan | None = None
         #: CPU seconds that each plan took on this machine.
         self.planning: list[float] = []
@@ -64,15 +64,10 @@ class FluidHub:
         self._wait()
 
     def _wait(self) -> None:
-        due = max(self._clock.now, self._scheduler.due)
-        if self.plan is not None and due < self._wake:
-            self._wake = due
-            self._clock.at(due, self._begin, due)
+        if self.plan is not None:
+            self._timer.set(max(self._clock.now, self._scheduler.due))
 
-    def _begin(self, due: float) -> None:
-        if due != self._wake:
-            return
-        self._wake = float("inf")
+    def _begin(self) -> None:
         if self._scheduler.begin(self._trainer, self._members.values(), {}, self._clock.now) is not None:
             plan = self._make()
             self._clock.after(PLAN_SECONDS_PER_MEMBER * len(self._members), self._made, plan)

@@ -6,13 +6,12 @@ from typing import Protocol
 
 from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Have, Message
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk
 from p2psync.swarm.exchange.exchange import Exchange
 from p2psync.topology.fluid.servers import FluidNetwork, Pipe
 from p2psync.topology.simulated_payload import SimulatedPayload
 
-_NEVER = float("inf")
 #: Seconds between two reads of queued HAVE messages; any other message makes the node read them first. Handling each
 #: HAVE on its own would take half of a simulation's time.
 HAVE_READ_SECONDS = 0.02
@@ -35,7 +34,7 @@ class FluidNode:
     """One node, from joining to leaving. index: in the network."""
 
     __slots__ = (
-        "_clock", "_listener", "_net", "_pending_haves", "_wake", "alive", "index", "joined", "name", "payloads",
+        "_clock", "_listener", "_net", "_pending_haves", "_timer", "alive", "index", "joined", "name", "payloads",
         "pipes", "plan", "region", "silent", "swarm",
     )  # fmt: skip
 
@@ -51,7 +50,7 @@ class FluidNode:
     ) -> None:
         self.name, self.index, self.region, self.swarm = name, index, region, swarm
         self._clock, self._net, self._listener = clock, net, listener
-        self._wake = _NEVER
+        self._timer = VirtualTimer(clock, self._poll)
         # Received HAVE messages that the core has not read, each with its sender.
         self._pending_haves: list[tuple[str, Have]] = []
         self.joined = clock.now
@@ -83,10 +82,10 @@ class FluidNode:
         self.swarm.follow(plan, self._clock.now)
         self.drain()
 
-    def peer_up(self, pipe: Pipe, *, near: bool, source: bool) -> None:
+    def peer_up(self, pipe: Pipe, *, near: bool, publishes: bool) -> None:
         """A connection is open; `pipe` leads to the peer."""
         self.pipes[pipe.target.name] = pipe
-        self.swarm.peer_up(pipe.target.name, near, self._clock.now, source=source)
+        self.swarm.peer_up(pipe.target.name, near, self._clock.now, publishes=publishes)
         self.drain()
 
     def peer_down(self, pipe: Pipe) -> None:
@@ -144,14 +143,10 @@ class FluidNode:
                     self._listener.banned(self, action.peer)
             for delay, batch in outgoing.items():
                 self._net.send_control(delay, batch)
-        wake = swarm.next_wake()
-        if wake < self._wake:
-            self._wake = wake
-            self._clock.at(wake, self._wake_up, wake)
+        self._timer.set(swarm.next_wake())
 
-    def _wake_up(self, wake: float) -> None:
-        if self.alive and wake == self._wake:
-            self._wake = _NEVER
+    def _poll(self) -> None:
+        if self.alive:
             self.swarm.poll(self._clock.now)
             self.drain()
 

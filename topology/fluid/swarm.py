@@ -191,7 +191,7 @@ class FluidSwarm:
                 one.peer_down(known)
         pipes = [self.net.pipe(one, one.index, other, other.index) for one, other in ((a, b), (b, a))]
         for one, pipe in zip((a, b), pipes, strict=True):
-            one.peer_up(pipe, near=a.region == b.region, source=pipe.target.name == self.trainer)
+            one.peer_up(pipe, near=a.region == b.region, publishes=pipe.target.name == self.trainer)
 
     def _announce_empty(self, node: FluidNode) -> None:
         """Tells the node's parents that it holds no version, before anything is published."""

@@ -10,7 +10,7 @@ from p2psync.membership.client import CallJoin, CallRenew, MembershipClient
 from p2psync.membership.planning import PlanScheduler, PlanTask
 from p2psync.membership.records import Lease, Member, NodeInfo, NodeStatistics
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 from p2psync.topology.fluid.hub import PLAN_SECONDS_PER_MEMBER
 from p2psync.topology.hub_planner import HubPlanner
 from p2psync.topology.network import Network
@@ -18,7 +18,6 @@ from p2psync.topology.plan import Plan
 
 #: Seconds of a lease.
 TTL_SECONDS = 10.0
-_NEVER = float("inf")
 
 
 class TrueNetworkPlanner(HubPlanner):
@@ -48,7 +47,7 @@ class VirtualHub:
         self._planner = planner
         self._members: dict[str, Member] = {}
         self.statistics: dict[str, NodeStatistics] = {}
-        self._wake = _NEVER
+        self._timer = VirtualTimer(clock, self._begin)
         #: Whether every member runs the newest version.
         self.is_idle = True
         self.plan: Plan | None = None
@@ -81,19 +80,14 @@ class VirtualHub:
         self._wait()
 
     def _wait(self) -> None:
-        due = max(self._clock.now, self._scheduler.due)
-        if self._planner is not None and due < self._wake:
-            self._wake = due
-            self._clock.at(due, self._begin, self._planner, due)
+        if self._planner is not None:
+            self._timer.set(max(self._clock.now, self._scheduler.due))
 
-    def _begin(self, planner: HubPlanner, due: float) -> None:
-        if due != self._wake:
-            return
-        self._wake = _NEVER
+    def _begin(self) -> None:
         members = sorted(self._members.values(), key=lambda member: member.info.node)
         task = self._scheduler.begin(self._trainer, members, self.statistics, self._clock.now, idle=self.is_idle)
-        if task is not None:
-            self._clock.after(PLAN_SECONDS_PER_MEMBER * len(members), self._make, planner, task)
+        if task is not None and self._planner is not None:
+            self._clock.after(PLAN_SECONDS_PER_MEMBER * len(members), self._make, self._planner, task)
         else:
             self._wait()
 
@@ -116,22 +110,14 @@ class HubLink:
 
     def __init__(self, hub: VirtualHub, client: MembershipClient, clock: VirtualClock, delay: float) -> None:
         self._hub, self._client, self._clock, self._delay = hub, client, clock, delay
-        self._wake = _NEVER
+        self._timer = VirtualTimer(clock, self.poll)
 
     def poll(self) -> None:
         """Makes the calls that are due, and schedules the next ones. Views are not followed."""
         for call in self._client.poll(self._clock.now):
             if isinstance(call, CallJoin | CallRenew):
                 self._clock.after(self._delay, self._carry_out, call)
-        wake = max(self._clock.now, self._client.next_wake())
-        if wake < self._wake:
-            self._wake = wake
-            self._clock.at(wake, self._wake_up, wake)
-
-    def _wake_up(self, wake: float) -> None:
-        if wake == self._wake:
-            self._wake = _NEVER
-            self.poll()
+        self._timer.set(max(self._clock.now, self._client.next_wake()))
 
     def _carry_out(self, call: CallJoin | CallRenew) -> None:
         if isinstance(call, CallJoin):

@@ -11,15 +11,16 @@ from typing import Any, Protocol
 
 from p2psync.membership.client import MembershipClient
 from p2psync.membership.records import NodeInfo, NodeStatistics
-from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, ManifestGossip, Message, Ping
+from p2psync.protocol.messages import SHORT_ID_BYTES, Chunk, Control, Message, Ping
 from p2psync.protocol.plan import NodePlan
-from p2psync.sim.clock import VirtualClock
+from p2psync.sim.clock import VirtualClock, VirtualTimer
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.stream_count import StreamCount
-from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, Vet
+from p2psync.swarm.exchange.actions import Ban, Complete, Save, Send, SendChunk, VerifyManifest
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.exchange import Exchange
+from p2psync.swarm.monitored_exchange import MonitoredExchange
+from p2psync.swarm.stream_choice import soonest, stream_for
 from p2psync.topology.simulated_payload import SimulatedPayload
 from p2psync.topology.virtual.stream import VirtualStream
 
@@ -96,10 +97,6 @@ class _Links:
         self.under_way = 0
         self.count = StreamCount()
 
-    def soonest(self, size: int) -> VirtualStream:
-        """Returns the stream that will have sent so many bytes more first."""
-        return min(self.streams, key=lambda stream: stream.takes(size))
-
 
 class VirtualConnections:
     """The `Connections` of one node."""
@@ -137,12 +134,10 @@ class VirtualConnections:
             stream.other.retire()
 
     def send(self, name: str, message: Control) -> None:
-        """See `Connections`. A manifest goes where it will have been sent first, as it is as large as a chunk."""
+        """See `Connections`."""
         links = self.links.get(name)
-        if links is None or not links.streams:
-            return
-        stream = links.soonest(len(message.signed)) if isinstance(message, ManifestGossip) else links.streams[0]
-        stream.send(message)
+        if links is not None and links.streams:
+            stream_for(links.streams, message).send(message)
 
     def send_chunk(self, name: str, chunk: Chunk) -> bool:
         """Sends a chunk on the stream that will have sent it first; returns False if the peer is gone."""
@@ -150,7 +145,7 @@ class VirtualConnections:
         if links is None or not links.streams:
             return False
         self.chunk_at = self._clock.now
-        links.soonest(len(chunk.data)).send_chunk(chunk)
+        soonest(links.streams, len(chunk.data)).send_chunk(chunk)
         return True
 
     def hang_up(self, name: str, reason: str) -> None:
@@ -198,8 +193,8 @@ class VirtualNode:
         self.swarm = Exchange(settings.swarm, rng, info.node)
         self.membership = MembershipClient(info, rng)
         self.connections = VirtualConnections(self, clock, listener)
-        self.monitor = NetworkMonitor(
-            info,
+        self.traffic = MonitoredExchange(info, self.swarm)
+        self.monitor = self.traffic.measure(
             self.connections,
             rng,
             settings.measure,
@@ -207,14 +202,11 @@ class VirtualNode:
             streams=settings.streams,
             congestion="bbr",
             on_measures=self._measured,
-            on_connections=self.swarm.connections,
-            on_pace=self.swarm.pace,
-            others_fetch=lambda: self.swarm.others_fetch,
         )
         self.payloads: dict[bytes, SimulatedPayload] = {}
         #: Bytes of chunks that were sent, by the short id of their manifest.
         self.sent_bytes: Counter[bytes] = Counter()
-        self._wake = _NEVER
+        self._timer = VirtualTimer(clock, self._poll)
         self._token = 0
         #: Told of each change of this node's statistics.
         self.on_statistics: Callable[[], None] = lambda: None
@@ -226,29 +218,24 @@ class VirtualNode:
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
-    def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, source: bool) -> None:
+    def peer_up(self, stream: VirtualStream, region: str, *, dialled: bool, publishes: bool) -> None:
         """A connection to a peer stands."""
         self.connections.add(stream, dialled=dialled)
-        near = region == self.info.region
-        self.swarm.peer_up(stream.peer, near, self._clock.now, source=source)
-        self.monitor.peer_up(stream.peer, region)
+        self.traffic.peer_up(stream.peer, region, self._clock.now, publishes=publishes)
         self.drain()
 
     def peer_down(self, name: str) -> None:
         """All connections to a peer are gone."""
         if self.connections.links.pop(name, None) is not None:
-            self.swarm.peer_down(name, self._clock.now)
-            self.monitor.peer_down(name)
+            self.traffic.peer_down(name, self._clock.now)
             self.drain()
 
     def received(self, stream: VirtualStream, message: Message) -> None:
         """See `StreamListener`."""
         if isinstance(message, Chunk):
             self.connections.chunk_at = self._clock.now
-        elif self.monitor.message(stream.peer, message):
-            return
-        self.swarm.receive(stream.peer, message, self._clock.now)
-        self.drain()
+        if self.traffic.receive(stream.peer, message, self._clock.now):
+            self.drain()
 
     def flushed(self, peer: str, size: int) -> None:
         """See `StreamListener`."""
@@ -261,13 +248,12 @@ class VirtualNode:
 
     def follow(self, plan: NodePlan) -> None:
         """Takes this node's part of a plan."""
-        self.swarm.follow(plan, self._clock.now)
-        self.monitor.planned(plan)
+        self.traffic.follow(plan, self._clock.now)
         self.drain()
 
     def publish(self, payload: SimulatedPayload) -> None:
         """Serves a version of this node's own."""
-        self.monitor.transfer_begins(payload.nbytes)
+        self.traffic.transfer_begins(payload.manifest)
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
         self.swarm.publish(payload.id, payload.signed)
         self.swarm.begin(payload.id, payload.manifest, payload.all_chunks, payload.no_chunks, self._clock.now)
@@ -278,7 +264,7 @@ class VirtualNode:
         if payload.id[:SHORT_ID_BYTES] in self.payloads:
             return
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
-        self.monitor.transfer_begins(payload.nbytes)
+        self.traffic.transfer_begins(payload.manifest)
         self.swarm.begin(payload.id, payload.manifest, payload.no_chunks, payload.all_chunks, self._clock.now)
         self.drain()
 
@@ -306,21 +292,16 @@ class VirtualNode:
                         self._listener.completed(self, action.id)
                     case Ban():
                         self._listener.banned(self, action.peer, action.reason)
-                    case Vet():
-                        swarm.vetted(action, taken=True)
+                    case VerifyManifest():
+                        swarm.manifest_verified(action, taken=True)
                         self.fetch(self._listener.manifest(action.id))
                     case _:
                         pass
-        wake = swarm.next_wake()
-        if wake < self._wake:
-            self._wake = wake
-            self._clock.at(wake, self._wake_up, wake)
+        self._timer.set(swarm.next_wake())
 
-    def _wake_up(self, wake: float) -> None:
-        if wake == self._wake:
-            self._wake = _NEVER
-            self.swarm.poll(self._clock.now)
-            self.drain()
+    def _poll(self) -> None:
+        self.swarm.poll(self._clock.now)
+        self.drain()
 
     def _send_chunk(self, action: SendChunk) -> None:
         short = action.id[:SHORT_ID_BYTES]

@@ -144,8 +144,8 @@ class VirtualSwarm:
         if (node.name, peer.name) in {(a, b) for a, b, _ in self.bans}:
             return
         one, other = open_pair(self.clock, self.links, ((node.name, node.index, node), (peer.name, peer.index, peer)))
-        node.peer_up(one, peer.info.region, dialled=True, source=peer.name == self.trainer)
-        peer.peer_up(other, node.info.region, dialled=False, source=node.name == self.trainer)
+        node.peer_up(one, peer.info.region, dialled=True, publishes=peer.name == self.trainer)
+        peer.peer_up(other, node.info.region, dialled=False, publishes=node.name == self.trainer)
 
     def banned(self, node: VirtualNode, peer: str, reason: str) -> None:
         """See `NodeListener`."""

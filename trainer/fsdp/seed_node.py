@@ -20,8 +20,9 @@ from p2psync.net.tcp import choose_congestion
 from p2psync.observe.events import Event, Trouble
 from p2psync.store.pack import Pack
 from p2psync.store.packs import Store
+from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.config import MeasureConfig
-from p2psync.swarm.node import NodeConfig, NodeCore
+from p2psync.swarm.node import NodeCore
 from p2psync.trainer.config import TrainerConfig
 from p2psync.trainer.fsdp.orders import ServeOrder
 from p2psync.trainer.run_state import load_run, save_run

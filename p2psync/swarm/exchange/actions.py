@@ -57,8 +57,9 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
-class Vet:
-    """Check a signed manifest that this peer offered; answer `vetted` or `forged`. id: 32 bytes, as the peer says."""
+class VerifyManifest:
+    """Check a signed manifest that this peer offered; answer `manifest_verified` or
+    `manifest_rejected`. id: 32 bytes, as the peer says."""
 
     peer: str
     id: bytes
@@ -74,4 +75,4 @@ class Recheck:
     index: int
 
 
-Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | Vet | Recheck
+Action: TypeAlias = Send | SendChunk | Save | Complete | Ban | VerifyManifest | Recheck

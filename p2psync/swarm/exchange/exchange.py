@@ -37,7 +37,7 @@ from p2psync.protocol.messages import (
     Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.exchange.actions import Action, Ban, Complete, Vet
+from p2psync.swarm.exchange.actions import Action, Ban, Complete, VerifyManifest
 from p2psync.swarm.exchange.availability import Availability
 from p2psync.swarm.exchange.bitmap import Bits, pack_bitmap, unpack_bitmap
 from p2psync.swarm.exchange.chunk_intake import ChunkIntake
@@ -132,14 +132,14 @@ class Exchange:
         """A version of this node's own is about to begin: its manifest goes ahead of its chunks."""
         self._gossip.publish(id, signed)
 
-    def vetted(self, vet: Vet, *, taken: bool) -> None:
+    def manifest_verified(self, verify: VerifyManifest, *, taken: bool) -> None:
         """A manifest from a peer has a trusted signature. taken: it is new, and passed on."""
-        self._gossip.vetted(vet, taken=taken)
+        self._gossip.verified(verify, taken=taken)
 
-    def forged(self, vet: Vet, now: float) -> None:
+    def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
         """A manifest from a peer has no trusted signature."""
-        self._gossip.forged(vet)
-        self._ban(vet.peer, "it offered a manifest that nobody trusted has signed", now)
+        self._gossip.rejected(verify)
+        self._ban(verify.peer, "it offered a manifest that nobody trusted has signed", now)
 
     def end(self, id: bytes) -> None:
         """Neither fetches nor offers this manifest any longer."""
@@ -158,7 +158,7 @@ class Exchange:
                 peer.pending.put(short, pack_bitmap(theirs))
             self._state.send(peer.name, DontHave(short))
 
-    def forgo(self, id: bytes) -> None:
+    def stop_fetch(self, id: bytes) -> None:
         """Fetches no more of this manifest; what is held of it is still offered."""
         short = id[:SHORT_ID_BYTES]
         transfer = self._transfers.get(short)
@@ -282,8 +282,8 @@ class Exchange:
         """Returns when a peer may come back; before all time if it is not shut out."""
         return self._trust.banned_until(name)
 
-    def peer_up(self, name: str, near: bool, now: float, *, source: bool = False) -> bool:
-        """A peer is connected; returns False if it is banned and must be hung up on. source: it publishes.
+    def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
+        """A peer is connected; returns False if it is banned and must be hung up on. publishes: it is a publisher.
 
         To be called again for a connected peer when one more connection to it is greeted, or one of several is lost:
         messages may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than
@@ -294,7 +294,7 @@ class Exchange:
             return False
         surplus = self._trust.admit(name)
         if name not in self._peers:
-            peer = Peer(name, near, source, Download(self._config), Upload(self._config.unasked), surplus=surplus)
+            peer = Peer(name, near, publishes, Download(self._config), Upload(self._config.unasked), surplus=surplus)
             self._peers[name] = peer
         for wrong in self._trust.blame.to_tell(name):
             self._state.send(name, wrong)

@@ -1,11 +1,11 @@
-"""Offers: a new version's manifest goes down the plan's trees ahead of its chunks. A part of the swarm's core.
+"""Manifest gossip: a new version's manifest goes down the plan's trees ahead of its chunks.
 
-Connections between peers are warm, and their windows wide: a manifest that takes three round trips from a hub which was
-silent for a while is everywhere after one way. Each node passes it on once its signature is checked, and at once; who
-has it from several parents does not miss a lost packet either.
+The connections of peers are warm, and their windows wide: a manifest that takes three round trips from a hub at rest is
+everywhere after one way down the trees. Each node passes a manifest on as soon as its signature is verified. A node
+that gets it from several parents does not miss a lost packet either.
 
-Only parents in the plan are listened to, and only one manifest at a time is looked at for each: whoever offers what
-nobody trusted signed is banned.
+A node takes manifests from its parents in the plan alone, and verifies one at a time for each. The exchange bans a peer
+whose manifest has no trusted signature.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, SHORT_ID_BYTES, ManifestGossip
-from p2psync.swarm.exchange.actions import Vet
+from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.exchange.state import SwarmState
 
-#: Manifests of which is remembered who has them.
+#: Manifests for which a node remembers the peers that have them. More cost memory; fewer, repeated manifests.
 _REMEMBERED = 16
 
 
@@ -27,36 +27,36 @@ class ManifestGossiper:
         self._state = state
         # The peers that have each manifest, by its id: they sent it, or it was sent to them.
         self._known: OrderedDict[bytes, set[str]] = OrderedDict()
-        self._vetting: dict[str, bytes] = {}
+        self._verifying: dict[str, bytes] = {}
 
     def publish(self, id: bytes, signed: bytes) -> None:
-        """A new version of this node's own: a publisher offers its manifest to its children in the plan."""
+        """Sends the manifest of a new version of this node's own to the children in the plan."""
         if self._state.trees.is_publisher and signed:
             self._pass_on(id, signed)
 
-    def came(self, name: str, offer: ManifestGossip) -> None:
-        """A peer offers a manifest: it is checked if it is news, and comes from whom this node listens to."""
+    def came(self, name: str, gossip: ManifestGossip) -> None:
+        """A peer sent a manifest; it is to be verified if it is new and the peer is a parent."""
         if name not in self._state.trees.parents:
             return
-        known = offer.id in self._known or offer.id[:SHORT_ID_BYTES] in self._state.transfers
-        self._has(offer.id).add(name)
-        if not known and name not in self._vetting:
-            self._vetting[name] = offer.id
-            self._state.actions.append(Vet(name, offer.id, offer.signed))
+        known = gossip.id in self._known or gossip.id[:SHORT_ID_BYTES] in self._state.transfers
+        self._has(gossip.id).add(name)
+        if not known and name not in self._verifying:
+            self._verifying[name] = gossip.id
+            self._state.actions.append(VerifyManifest(name, gossip.id, gossip.signed))
 
-    def vetted(self, vet: Vet, *, taken: bool) -> None:
-        """The manifest is what it should be. taken: it is news, and passed on."""
-        self._vetting.pop(vet.peer, None)
+    def verified(self, verify: VerifyManifest, *, taken: bool) -> None:
+        """A manifest has a trusted signature. taken: it is new, and passed on."""
+        self._verifying.pop(verify.peer, None)
         if taken:
-            self._pass_on(vet.id, vet.signed)
+            self._pass_on(verify.id, verify.signed)
 
-    def forged(self, vet: Vet) -> None:
-        """It is not: another peer may still have the true one."""
-        self._vetting.pop(vet.peer, None)
-        self._known.pop(vet.id, None)
+    def rejected(self, verify: VerifyManifest) -> None:
+        """A manifest has none; another peer may send the true one."""
+        self._verifying.pop(verify.peer, None)
+        self._known.pop(verify.id, None)
 
     def peer_down(self, name: str) -> None:
-        """A peer went: it may come back knowing nothing."""
+        """A peer is gone, and may come back without any manifest."""
         for names in self._known.values():
             names.discard(name)
 
@@ -64,11 +64,11 @@ class ManifestGossiper:
         if len(signed) > MAX_GOSSIP_BYTES:
             return
         has = self._has(id)
-        offer = ManifestGossip(id, signed)
+        gossip = ManifestGossip(id, signed)
         for name in sorted(self._state.trees.all_children - has):
             peer = self._state.peers.get(name)
             if peer is not None and id[:SHORT_ID_BYTES] not in peer.upload.subscribed:
-                self._state.send(name, offer)
+                self._state.send(name, gossip)
                 has.add(name)
 
     def _has(self, id: bytes) -> set[str]:

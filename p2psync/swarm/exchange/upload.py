@@ -38,11 +38,6 @@ class Upload:
         self._unasked: dict[bytes, int] = {}
         self._unasked_most = unasked_most
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing waits for the peer."""
-        return not self.requested and not self.pushes
-
     def subscribe(self, short: bytes, wanted: bool) -> None:
         """The peer wants the chunks of a manifest pushed, or does no longer."""
         self.subscribed.pop(short, None)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from p2psync.membership.runs import RunRefusal
 from p2psync.protocol.versions import PathStep, Position
+from p2psync.swarm.exchange.actions import Recheck
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,9 @@ class GetManifest:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Take the local copy as this position if its digest agrees; answer `adopted`. walk: as in `OpenStage`."""
+    """Take the local copy as this position if its digest agrees; answer `adopted`. attempt: as in `OpenStage`."""
 
-    walk: int
+    attempt: int
     position: Position
 
 
@@ -29,10 +30,10 @@ class Adopt:
 class OpenStage:
     """Open a stage along this path; answer `opened` or `failed`.
 
-    walk: numbers the attempts, so that an answer to an attempt that was given up is known as such.
+    attempt: numbers the attempts, so that an answer to an attempt that was given up is known as such.
     """
 
-    walk: int
+    attempt: int
     path: tuple[PathStep, ...]
 
 
@@ -45,17 +46,17 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgo:
+class StopFetch:
     """Fetch no more of this manifest; what is held of it is still offered."""
 
     id: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
-    """Give this chunk, which the store holds, to the stage; answer `was_put`, `unput` or `failed`."""
+class StageChunk:
+    """Give this chunk, which the store holds, to the stage; answer `chunk_staged`, `chunk_damaged` or `failed`."""
 
-    walk: int
+    attempt: int
     step: int
     id: bytes
     chunk: int
@@ -65,7 +66,7 @@ class Put:
 class CommitStage:
     """Commit the stage; answer `committed` or `failed`."""
 
-    walk: int
+    attempt: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,18 @@ class ChangedRun:
 
 
 #: What the engine is asked to do, and answers.
-EngineAction: TypeAlias = Adopt | OpenStage | Put | CommitStage
+EngineAction: TypeAlias = Adopt | OpenStage | StageChunk | CommitStage
 FollowerAction: TypeAlias = (
-    GetManifest | Adopt | OpenStage | Fetch | Forgo | Put | CommitStage | AbandonStage | Retire | RefuseRun | ChangedRun
+    GetManifest
+    | Adopt
+    | OpenStage
+    | Fetch
+    | StopFetch
+    | StageChunk
+    | CommitStage
+    | AbandonStage
+    | Retire
+    | RefuseRun
+    | ChangedRun
+    | Recheck
 )

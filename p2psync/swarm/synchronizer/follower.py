@@ -1,120 +1,46 @@
 """How an actor gets from the version it runs to the newest one. Sans-I/O.
 
-States: IDLE → GATHER (the path's manifests are being had) → OPEN (the engine opens a stage) → FETCH (chunks come, and
-are put into the stage as they come, in the order of the path's steps) → COMMIT → IDLE …. A failure anywhere leads back
-to IDLE and a pause; a manifest that failed twice is avoided, so that another path (in the end an anchor) is taken.
+`states` holds the states of an attempt and their transitions. A failure anywhere leads back to IDLE and a pause. The
+whole path is resolved and checked before the engine is touched.
 
 `p2psync.membership.runs` says which run is followed. Within it a target must be later than what is live, by (epoch,
 version): nothing that was rightly signed in the past, and nothing of an epoch that was fenced off, leads back. What the
 hub offers and is refused stays out of use, and people are told once. A version of another run that has the digest of
-what is live is the same bits: it is adopted, not fetched. The whole path is resolved before the engine is touched.
+what is live is the same bits: it is adopted, not fetched.
 
-Paths are compared by the bytes that are still missing here. A node stays on the path that it has begun, also when a
-cheaper one is announced, a squash for one; unless that way to the newest version needs clearly fewer bytes than the
-rest of its own and what would come after it. It turns so at most `MAX_TURNS` times before it commits something, so new
-versions, however fast they come, cannot keep it from ever getting anywhere.
+A follower stays on the path that it has begun unless another one needs clearly fewer bytes (`path_chooser`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Callable, Iterable, Sequence
 
-from p2psync.errors import BaseMismatchError, ReplayError
+from p2psync.errors import BaseMismatchError, DigestMismatchError, FormatError, ReplayError
 from p2psync.membership.records import Announcement, View
 from p2psync.membership.runs import NEWEST
-from p2psync.protocol.lineage import VersionKey, missing_bytes, newest_announcement, resolve, target_key
-from p2psync.protocol.manifest import Manifest, check_consecutive
+from p2psync.protocol.lineage import VersionKey, target_key
+from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import PathStep, Position
+from p2psync.swarm.exchange.actions import Recheck
 from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     Adopt,
-    ChangedRun,
     CommitStage,
     EngineAction,
-    Fetch,
     FollowerAction,
-    Forgo,
     GetManifest,
     OpenStage,
-    Put,
-    RefuseRun,
     Retire,
+    StageChunk,
+    StopFetch,
 )
+from p2psync.swarm.synchronizer.attempt import SyncAttempt
+from p2psync.swarm.synchronizer.backoff import Backoff
+from p2psync.swarm.synchronizer.config import SWITCH_MIN_BYTES
+from p2psync.swarm.synchronizer.known_versions import KnownVersions
+from p2psync.swarm.synchronizer.path_chooser import PathChooser
 from p2psync.swarm.synchronizer.run_choice import RunChoice
-
-__all__ = [
-    "AbandonStage",
-    "Adopt",
-    "ChangedRun",
-    "CommitStage",
-    "EngineAction",
-    "Fetch",
-    "Follower",
-    "FollowerAction",
-    "Forgo",
-    "GetManifest",
-    "OpenStage",
-    "Phase",
-    "Put",
-    "RefuseRun",
-    "Retire",
-]
-
-FIRST_PAUSE = 0.5
-LAST_PAUSE = 30.0
-#: After this many failures a manifest is avoided as long as another path exists.
-FAILURES_TO_AVOID = 2
-#: Another path is turned to if it needs at most this share of the bytes that are missing of the one begun and of what
-#: comes after that, and saves so many: beginning anew costs the engine time. So often between two commits.
-TURN_SHARE = 0.75
-TURN_BYTES = 256 << 10
-MAX_TURNS = 2
-#: Damages of the live version that are mended at once; each further one within `QUIET` seconds of the one before waits
-#: twice as long, at most `LAST_DOUBT_PAUSE` (seconds): fetching a whole model is what each may cost.
-FREE_DOUBTS = 4
-QUIET = 600.0
-LAST_DOUBT_PAUSE = 300.0
-#: Versions that only peers told of; beyond it, the oldest is forgotten.
-MAX_HEARD = 8
-
-
-class Phase(Enum):
-    """Where the follower stands."""
-
-    IDLE = "idle"
-    GATHER = "gather"
-    OPEN = "open"
-    FETCH = "fetch"
-    COMMIT = "commit"
-
-
-@dataclass(slots=True)
-class _Walk:
-    """The path under way; or, if `adopt` is given, the manifest that vouches for weights at hand.
-
-    run: that the path leads in. todo: per step, chunks not yet put. saved: chunks that the store holds and that wait
-    for their step.
-    """
-
-    number: int
-    run: str
-    announced: list[Announcement]
-    adopt: Position | None = None
-    steps: list[PathStep] = field(default_factory=list)
-    todo: list[set[int]] = field(default_factory=list)
-    saved: list[set[int]] = field(default_factory=list)
-    putting: set[tuple[int, int]] = field(default_factory=set)
-
-    @property
-    def current(self) -> int | None:
-        """The first step with chunks to put; None when all are in."""
-        for i, todo in enumerate(self.todo):
-            if todo:
-                return i
-        return None
+from p2psync.swarm.synchronizer.states import INTERRUPTIBLE, STAGING, TRANSITIONS, SyncEvent, SyncState
 
 
 class Follower:
@@ -124,440 +50,319 @@ class Follower:
         self,
         position: Position | None,
         local_digest: str = "",
-        turn_bytes: int = TURN_BYTES,
+        switch_bytes: int = SWITCH_MIN_BYTES,
         *,
         follow: str = NEWEST,
     ) -> None:
-        """`local_digest` (hex): the digest of weights at hand that are no known position, such as a base model.
+        """local_digest (hex): of weights at hand that are no known position, such as a base model.
 
-        follow: see `p2psync.membership.runs.parse_follow`.
+        switch_bytes: that a switch to another path must save. follow: see `p2psync.membership.runs.parse_follow`.
         """
         self.position = position
-        self._run = RunChoice(position, follow)
-        self.phase = Phase.IDLE
+        self.local_digest = local_digest
+        self.state = SyncState.IDLE
         self.last_error = ""
-        self._local_digest = local_digest
-        self._turn_bytes = turn_bytes
-        #: Bytes at hand of each manifest, by id (hex).
-        self._held: dict[str, int] = {}
-        self._view: View | None = None
-        self._head: Announcement | None = None
-        self._stranded = False
-        self._walk: _Walk | None = None
-        self._walks = 0
-        self._turns = 0
+        #: Called when another version, or none, is live.
+        self.on_live: Callable[[Position | None, float], None] = lambda position, now: None
+        #: Called with the digest (hex) of a version whose bits are others than were signed.
+        self.on_rejected: Callable[[str, float], None] = lambda digest, now: None
+        #: Called with a chunk (manifest id, index) that the store lost.
+        self.on_lost: Callable[[bytes, int, float], None] = lambda id, chunk, now: None
+        self._run = RunChoice(position, follow)
+        self._versions = KnownVersions()
+        self._paths = PathChooser(switch_bytes)
+        self._backoff = Backoff()
         self._manifests: dict[str, PathStep] = {}
-        #: Later versions than the hub's newest, of which peers told: fetched, and not committed before the hub says so.
-        self._heard: dict[str, Announcement] = {}
-        self._failures: dict[str, int] = {}
-        self._pause = FIRST_PAUSE
-        self._retry_at = 0.0
-        self._doubts, self._doubted_at = 0, float("-inf")
+        self._attempt: SyncAttempt | None = None
+        self._attempts = 0
         self._actions: list[FollowerAction] = []
 
-    # ---- inputs ----------------------------------------------------------------------------------------------------
+    # ---- versions --------------------------------------------------------------------------------------------------
 
     def viewed(self, view: View, now: float) -> None:
-        """The hub's view changed. One of a run or epoch that is not to be followed is not used.
-
-        A trainer that comes back announces its lineage in rising order of epochs and versions; so a manifest counts as
-        gone only if it is not announced and the head is not before it.
-        """
+        """The hub's view changed. One of a run or epoch that is not to be followed is not used."""
         if not view.run:
             return
         if (reason := self._run.why_not(view)) is not None:
             self._actions += self._run.refuse(view, reason)
             return
         self._run.accept()
-        before = self._view
-        over = before is None or (view.run, view.epoch) != (before.run, before.epoch)
-        self._view = view
-        self._head = newest_announcement(view.lineage)
-        self._heard = {id: a for id, a in self._heard.items() if not over and self._is_ahead(a)}
-        if self._stranded:
-            self._stranded, self._retry_at = False, now
-        if self._walk and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
-            lineage = {a.id for a in view.lineage}
-            run = self._walk.run
-            gone = any(self._is_gone(a.id, run, a.epoch, a.version, lineage) for a in self._walk.announced)
-            if gone or (over and not self._is_confirmed(self._walk)):
-                self._drop_walk()
-            else:
-                self._turn_if_cheaper()
+        is_other = self._versions.update(view)
+        self._backoff.viewed(now)
+        if self._attempt is not None and self.state in INTERRUPTIBLE:
+            self._review(self._attempt, is_other)
         self._retire()
         self._advance(now)
-        if self._walk is not None and self.phase is Phase.FETCH and self._walk.current is None:
-            self._put_saved()
+        if self._attempt is not None and self.state is SyncState.FETCH and self._attempt.step is None:
+            self._stage_saved(self._attempt)
 
-    def heard(self, announcement: Announcement, manifest: Manifest, now: float) -> bool:
-        """A peer offered the manifest of this version; its signature was checked. Whether it is news.
+    def peer_announced(self, announcement: Announcement, manifest: Manifest, now: float) -> bool:
+        """A peer sent the manifest of this version; its signature was checked. Returns whether it is new.
 
-        It is if it comes after all that the hub has announced, in the hub's run and epoch.
+        It is if it comes after all that the hub has announced, in the hub's run and epoch. It is fetched, and not
+        committed before the hub announces it.
         """
-        view = self._view
-        if view is None or (manifest.run, manifest.epoch) != (view.run, view.epoch) or announcement.id in self._heard:
+        if not self._versions.add_gossiped(announcement, manifest.run):
             return False
-        if not self._is_ahead(announcement):
-            return False
-        if len(self._heard) >= MAX_HEARD:
-            del self._heard[next(iter(self._heard))]
-        self._heard[announcement.id] = announcement
         self.manifest(announcement.id, manifest, now)
         return True
 
-    def holds(self, id: bytes, nbytes: int) -> None:
-        """The store holds so many bytes of a manifest's chunks."""
-        self._held[id.hex()] = nbytes
-
     def manifest(self, id: str, manifest: Manifest, now: float) -> None:
-        """A manifest was had and its signature checked."""
+        """A manifest (id in hex) is here, and its signature was checked."""
         self._manifests[id] = PathStep(bytes.fromhex(id), manifest)
         self._advance(now)
 
     def no_manifest(self, id: str, message: str, now: float) -> None:
-        """A manifest could not be had, or was forged."""
-        if self.phase is not Phase.GATHER or self._walk is None or id in self._manifests:
+        """A manifest (id in hex) cannot be had, or has no trusted signature."""
+        if self.state is not SyncState.GATHER or self._attempt is None or id in self._manifests:
             return
-        if any(a.id == id for a in self._walk.announced):
+        if id in self._attempt.ids:
             self._fail(message, [id], now)
 
-    def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
-        """The outcome of `Adopt`: None if the local copy is something else."""
-        if not self._is_current(action, Phase.OPEN):
-            return
-        self._local_digest = ""
-        self._drop_walk()
-        self._went_to(position)
-        self._advance(now)
+    # ---- the store -------------------------------------------------------------------------------------------------
 
-    def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
-        """The stage is open: per step, the chunks it wants, and those of them that the store holds already."""
-        if not self._is_current(action, Phase.OPEN) or self._walk is None:
-            return
-        self.phase = Phase.FETCH
-        walk = self._walk
-        walk.todo = [set(chunks) for chunks in wanted]
-        walk.saved = [set(chunks) & todo for chunks, todo in zip(held, walk.todo, strict=True)]
-        for step, chunks, at_hand in zip(walk.steps, wanted, walk.saved, strict=True):
-            # What the engine does not want counts as held.
-            missing = set(chunks) - at_hand
-            self._held[step.id.hex()] = step.manifest.payload_bytes - sum(step.manifest.sizes[i] for i in missing)
-            self._actions.append(Fetch(step, tuple(chunks)))
-        self._put_saved()
+    def holds_bytes(self, id: bytes, nbytes: int) -> None:
+        """The store holds so many bytes of a manifest's chunks."""
+        self._paths.holds(id.hex(), nbytes)
 
     def saved(self, id: bytes, chunk: int) -> None:
         """The store holds a chunk now."""
-        walk = self._walk
-        if walk is None or self.phase is not Phase.FETCH:
-            return
-        for i, step in enumerate(walk.steps):
-            if step.id == id and chunk in walk.todo[i]:
-                if chunk not in walk.saved[i]:
-                    self._held[id.hex()] = self._held.get(id.hex(), 0) + step.manifest.sizes[chunk]
-                walk.saved[i].add(chunk)
-                if i == walk.current:
-                    self._put(walk, i, chunk)
+        if self._attempt is not None and self.state is SyncState.FETCH:
+            size, actions = self._attempt.save(id, chunk)
+            if size:
+                self._paths.gained(id.hex(), size)
+            self._actions += actions
 
-    def was_put(self, action: Put) -> None:
-        """The stage took a chunk."""
-        if self._is_current(action, Phase.FETCH) and self._walk is not None:
-            self._walk.putting.discard((action.step, action.chunk))
-            self._walk.todo[action.step].discard(action.chunk)
-            self._walk.saved[action.step].discard(action.chunk)
-            if not self._walk.todo[action.step]:
-                self._put_saved()
-
-    def unput(self, action: Put) -> None:
+    def chunk_damaged(self, action: StageChunk, now: float) -> None:
         """The store no longer has the chunk (damaged on disk): it will be fetched again."""
-        if self._is_current(action, Phase.FETCH) and self._walk is not None:
-            self._walk.putting.discard((action.step, action.chunk))
-            self._walk.saved[action.step].discard(action.chunk)
-            size = self._walk.steps[action.step].manifest.sizes[action.chunk]
-            self._held[action.id.hex()] = self._held.get(action.id.hex(), size) - size
+        self.on_lost(action.id, action.chunk, now)
+        if (attempt := self._answered(action, SyncState.FETCH)) is not None:
+            self._paths.gained(action.id.hex(), -attempt.damaged(action.step, action.chunk))
+
+    def store_failed(self, message: str, now: float) -> None:
+        """The store cannot keep what the attempt needs (the disk is full): try again after a pause."""
+        if self.state in INTERRUPTIBLE:
+            self._fail(message, [], now)
+
+    # ---- the engine ------------------------------------------------------------------------------------------------
+
+    def is_current(self, action: EngineAction) -> bool:
+        """Returns whether an action belongs to the current attempt."""
+        return self._attempt is not None and action.attempt == self._attempt.number
+
+    def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
+        """The engine answers `Adopt`; None: its weights are something else."""
+        if self._answered(action, SyncState.ADOPT) is not None:
+            self.local_digest = ""
+            self._end(SyncEvent.ADOPTED)
+            self._went_to(position)
+            self._advance(now)
+        self.on_live(position, now)
+
+    def opened(self, action: OpenStage, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> None:
+        """The stage is open. Per step: the chunks it wants, and those of them that the store holds."""
+        if (attempt := self._answered(action, SyncState.OPEN)) is not None:
+            self._go(SyncEvent.STAGE_OPENED)
+            for fetch, nbytes in attempt.open(wanted, held):
+                self._paths.holds(fetch.step.id.hex(), nbytes)
+                self._actions.append(fetch)
+            self._stage_saved(attempt)
+
+    def chunk_staged(self, action: StageChunk) -> None:
+        """The stage took a chunk."""
+        attempt = self._answered(action, SyncState.FETCH)
+        if attempt is not None and attempt.staged(action.step, action.chunk):
+            self._stage_saved(attempt)
 
     def committed(self, action: CommitStage, position: Position, now: float) -> None:
         """The stage is live."""
         self.last_error = ""
-        self._walk = None
-        self.phase = Phase.IDLE
+        self._end(SyncEvent.COMMITTED)
         self._went_to(position)
-        self._turns = 0
-        self._pause = FIRST_PAUSE
-        self._failures.clear()
+        self._paths.committed()
+        self._backoff.committed()
         self._retire()
         self._advance(now)
+        self.on_live(position, now)
 
-    def failed(self, action: EngineAction, message: str, position: Position | None, now: float) -> None:
-        """Opening, putting or committing failed; `position` is what is live and vouched for now."""
-        if self._walk is not None and action.walk == self._walk.number:
-            self.position = position
-            self._fail(message, [a.id for a in self._walk.announced], now)
+    def failed(self, action: EngineAction, error: Exception, position: Position | None, now: float) -> None:
+        """The engine could not carry out an action; `position` is what is live and verified now.
 
-    def doubted(self, message: str, position: Position | None, now: float) -> bool:
-        """What was live turned out to be other bits than were committed; `position` is live instead, if anything is.
-
-        From there the way is resolved anew: at once the first times, and after a pause that doubles where it happens
-        again within `QUIET`, so that a disk that damages whatever it is given costs others little.
-
-        False during a commit, which takes its outcome from elsewhere; ask again after it.
+        Bits other than those signed are reported, and the store hashes again what it gave: it may have rotted there.
         """
-        if self.phase is Phase.COMMIT:
-            return False
+        attempt, before = self._attempt, self.position
+        if attempt is None or not self.is_current(action):
+            return
+        if isinstance(error, DigestMismatchError | FormatError):
+            self.on_rejected(attempt.path[-1].digest, now)
+            if isinstance(action, StageChunk):
+                self._actions.append(Recheck(action.id, action.chunk))
+            else:
+                self._actions += [Recheck(step.id, 0) for step in attempt.steps]
+        self.position = position
+        self._fail(str(error) or type(error).__name__, attempt.ids, now)
+        if position != before:
+            self.on_live(position, now)
+
+    def mark_corrupt(self, message: str, position: Position | None, now: float) -> None:
+        """The live bits are not those that were committed; `position` is live instead, if anything is.
+
+        The path is resolved again from there: at once the first times, and after a growing pause where it happens again
+        and again. Nothing changes during a commit, whose outcome says what is live: call again after it.
+        """
+        if self.state is SyncState.COMMIT:
+            return
         self.last_error = message
         self.position = position
-        self._drop_walk()
-        self._doubts = self._doubts + 1 if now - self._doubted_at < QUIET else 1
-        self._doubted_at = now
-        if self._doubts > FREE_DOUBTS:
-            self._retry_at = now + min(LAST_DOUBT_PAUSE, FIRST_PAUSE * 2 ** (self._doubts - FREE_DOUBTS))
+        self._give_up()
+        self._backoff.damaged(now)
         self._advance(now)
-        return True
+        self.on_live(position, now)
 
-    def broken(self, message: str, now: float) -> None:
-        """Something that the walk under way needs is not to be had (the disk is full): give up for a while."""
-        if self._walk is not None and self.phase in (Phase.GATHER, Phase.OPEN, Phase.FETCH):
-            self._fail(message, [], now)
+    # ---- time and output -------------------------------------------------------------------------------------------
 
     @property
-    def waits(self) -> str:
+    def waiting_reason(self) -> str:
         """Why what the hub offers is not live here, in one line for people; "" while nothing is amiss."""
         if self._run.refusal is not None:
             return self._run.refusal.text()
-        return self.last_error if self.last_error and self._behind() else ""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing here that a delta could lead on from."""
-        return self.position is None and not self._local_digest
-
-    @property
-    def destination(self) -> str:
-        """The digest (hex) of the version that the walk under way leads to; "" without one."""
-        return self._walk.announced[-1].digest if self._walk is not None else ""
-
-    @property
-    def manifests(self) -> list[bytes]:
-        """The ids of the manifests of the walk under way."""
-        return [step.id for step in self._walk.steps] if self._walk is not None else []
-
-    def cares(self, action: EngineAction) -> bool:
-        """Whether the action belongs to the walk under way."""
-        return self._walk is not None and action.walk == self._walk.number
+        return self.last_error if self.last_error and self._target() is not None else ""
 
     def poll(self, now: float) -> None:
-        """Try again what was put off."""
+        """Begins an attempt whose pause has ended."""
         self._advance(now)
 
     def next_wake(self) -> float:
-        """When a pause ends."""
-        return self._retry_at if self.phase is Phase.IDLE and self._behind() else float("inf")
+        """Returns when a pause ends."""
+        return self._backoff.retry_at if self.state is SyncState.IDLE and self._target() is not None else float("inf")
 
     def actions(self) -> list[FollowerAction]:
-        """What is to be done now, in order; empties the list."""
+        """Returns what is to be done now, in order, and empties the list."""
         done, self._actions = self._actions, []
         return done
 
-    # ---- the way ---------------------------------------------------------------------------------------------------
+    # ---- the machine -----------------------------------------------------------------------------------------------
 
-    def target(self) -> Announcement | None:
-        """The newest announced version, if it is later than what is live."""
-        newest = newest_announcement(self._lineage)
-        if newest is None or self._view is None:
+    def _go(self, event: SyncEvent) -> None:
+        self.state = TRANSITIONS[self.state, event]
+
+    def _end(self, event: SyncEvent) -> None:
+        """Ends the attempt."""
+        self._attempt = None
+        self._go(event)
+
+    def _give_up(self) -> None:
+        if self._attempt is not None:
+            if self.state in STAGING:
+                self._actions.append(AbandonStage())
+            self._end(SyncEvent.GIVEN_UP)
+
+    def _fail(self, message: str, blamed: Iterable[str], now: float, *, awaits_view: bool = False) -> None:
+        self.last_error = message
+        self._paths.failed(blamed)
+        self._give_up()
+        self._backoff.failed(now, awaits_view=awaits_view)
+
+    def _answered(self, action: EngineAction, state: SyncState) -> SyncAttempt | None:
+        """Returns the current attempt if an answer belongs to it and to this state."""
+        return self._attempt if self.state is state and self.is_current(action) else None
+
+    def _advance(self, now: float) -> None:
+        if self.state is SyncState.IDLE and now >= self._backoff.retry_at:
+            self._start(now)
+        if self._attempt is not None and self.state is SyncState.GATHER:
+            self._gather(self._attempt, now)
+
+    def _start(self, now: float) -> None:
+        target = self._target()
+        if target is None:
+            return
+        at_hand = self._digest_at_hand()
+        known = self._versions.find(at_hand) if at_hand else None
+        if known is not None:
+            self._begin([known[0]], adopt=known[1])
+            return
+        path = self._paths.path(self._versions.lineage, self._position_key(), target_key(target))
+        if not path and self._versions.drop_gossiped(target.id):
+            # Nothing to fetch, or no path to it: the hub will announce it.
+            self._start(now)
+        elif path is None:
+            message = "no anchor or chain of deltas leads to the newest version; waiting for one"
+            self._fail(message, [], now, awaits_view=True)
+        elif path:
+            self._begin(path)
+        else:
+            # The same bits under a later epoch: nothing travels, the position alone moves.
+            self._begin([target], adopt=self._versions.position_of(target))
+
+    def _begin(self, path: list[Announcement], adopt: Position | None = None) -> None:
+        self._attempts += 1
+        self._attempt = SyncAttempt(self._attempts, self._versions.run, path, adopt)
+        self._go(SyncEvent.PATH_CHOSEN)
+        self._actions += [GetManifest(a.id, a.inline) for a in path if a.id not in self._manifests]
+
+    def _gather(self, attempt: SyncAttempt, now: float) -> None:
+        if any(id not in self._manifests for id in attempt.ids):
+            return
+        attempt.steps = [self._manifests[id] for id in attempt.ids]
+        try:
+            attempt.check(self._versions.run, self.position)
+        except (ReplayError, BaseMismatchError) as error:
+            self._fail(str(error), attempt.ids, now)
+            return
+        if attempt.adopt is not None:
+            self._go(SyncEvent.LOCAL_COPY_KNOWN)
+            self._actions.append(Adopt(attempt.number, attempt.adopt))
+        else:
+            self._go(SyncEvent.PATH_CHECKED)
+            self._actions.append(OpenStage(attempt.number, tuple(attempt.steps)))
+
+    def _stage_saved(self, attempt: SyncAttempt) -> None:
+        if attempt.step is not None:
+            self._actions += attempt.stage_saved()
+        elif self._versions.has_announced(attempt.path):
+            self._go(SyncEvent.ALL_STAGED)
+            self._actions.append(CommitStage(attempt.number))
+
+    def _review(self, attempt: SyncAttempt, is_other: bool) -> None:
+        """Gives an attempt up if its path is gone or a cheaper one exists. is_other: the hub's run or epoch changed."""
+        versions = self._versions
+        announced = {a.id for a in versions.view.lineage} if versions.view is not None else set()
+        gone = any(versions.is_gone(a.id, attempt.run, a.epoch, a.version, announced) for a in attempt.path)
+        if gone or (is_other and not versions.has_announced(attempt.path)):
+            self._give_up()
+            return
+        target = self._target()
+        if attempt.adopt is not None or target is None:
+            return
+        path = self._paths.switch(versions.lineage, self._position_key(), target_key(target), attempt.path)
+        if path is not None:
+            if self.state is SyncState.FETCH:
+                kept = {a.id for a in path}
+                self._actions += [StopFetch(step.id) for step in attempt.steps if step.id.hex() not in kept]
+            self._give_up()
+
+    # ---- positions -------------------------------------------------------------------------------------------------
+
+    def _target(self) -> Announcement | None:
+        """Returns the newest version, if it is later than what is live."""
+        newest, live = self._versions.newest, self.position
+        if newest is None or self._versions.view is None:
             return None
-        live = self.position
-        if live is None or live.run != self._view.run:
+        if live is None or live.run != self._versions.run:
             return newest
         return newest if (newest.epoch, newest.version) > (live.epoch, live.version) else None
 
-    @property
-    def _lineage(self) -> list[Announcement]:
-        """What the hub announced, and what peers told of since."""
-        return [*(self._view.lineage if self._view is not None else ()), *self._heard.values()]
-
-    def _is_ahead(self, announcement: Announcement) -> bool:
-        """Whether it comes after the hub's newest version."""
-        newest = self._head
-        return newest is None or (announcement.epoch, announcement.version) > (newest.epoch, newest.version)
-
-    def _is_confirmed(self, walk: _Walk) -> bool:
-        """Whether the hub has announced every manifest of the path."""
-        assert self._view is not None
-        return {a.id for a in walk.announced} <= {a.id for a in self._view.lineage}
-
-    def _behind(self) -> bool:
-        return self.target() is not None
-
-    def _advance(self, now: float) -> None:
-        if self.phase is Phase.IDLE and now >= self._retry_at:
-            self._start(now)
-        if self.phase is Phase.GATHER:
-            self._gather(now)
-
-    def _start(self, now: float) -> None:
-        target = self.target()
-        if target is None or self._view is None:
-            return
-        if at_hand := self._digest_at_hand():
-            known = self._find(at_hand)
-            if known is not None:
-                self._begin_walk([known[0]], adopt=known[1])
-                return
-        path = self._resolve((target.version, target.digest))
-        if not path and target.id in self._heard:
-            # Nothing to fetch, or no way there: the hub will tell of it again.
-            del self._heard[target.id]
-            self._start(now)
-        elif path is None:
-            self._fail("no anchor or chain of deltas leads to the newest version; waiting for one", [], now)
-            self._stranded = True
-        elif path:
-            self._begin_walk(path)
-        else:
-            # The same bits under a later epoch: nothing travels, the position alone moves.
-            self._begin_walk([target], adopt=_position(self._view.run, target, target.version, target.digest))
-
-    def _begin_walk(self, path: list[Announcement], adopt: Position | None = None) -> None:
-        assert self._view is not None
-        self._walks += 1
-        self._walk = _Walk(self._walks, self._view.run, path, adopt)
-        self.phase = Phase.GATHER
-        for announcement in path:
-            if announcement.id not in self._manifests:
-                self._actions.append(GetManifest(announcement.id, announcement.inline))
-
-    def _resolve(self, target: VersionKey) -> list[Announcement] | None:
-        assert self._view is not None
-        start = None
-        if self.position is not None and self.position.run == self._view.run:
-            start = (self.position.version, self.position.digest.hex())
-        trusted = [a for a in self._lineage if self._failures.get(a.id, 0) < FAILURES_TO_AVOID]
-        path = resolve(trusted, start, target, self._held)
-        return path if path is not None else resolve(self._lineage, start, target, self._held)
-
-    def _turn_if_cheaper(self) -> None:
-        """Leave the path that was begun for one that needs clearly fewer bytes from here."""
-        walk, target = self._walk, self.target()
-        if walk is None or walk.adopt is not None or target is None or self._turns >= MAX_TURNS:
-            return
-        assert self._view is not None
-        end = target_key(target)
-        path = self._resolve(end)
-        after = resolve(self._lineage, target_key(walk.announced[-1]), end, self._held)
-        if not path or after is None or path == walk.announced:
-            return
-        stay = missing_bytes(walk.announced, self._held) + missing_bytes(after, self._held)
-        if missing_bytes(path, self._held) > min(TURN_SHARE * stay, stay - self._turn_bytes):
-            return
-        self._turns += 1
-        kept = {a.id for a in path}
-        for step in walk.steps:
-            if self.phase is Phase.FETCH and step.id.hex() not in kept:
-                self._actions.append(Forgo(step.id))
-        self._drop_walk()
+    def _position_key(self) -> VersionKey | None:
+        """Returns what is live as a start of paths; None if it is of another run, or nothing is."""
+        live = self.position
+        return (live.version, live.digest.hex()) if live is not None and live.run == self._versions.run else None
 
     def _digest_at_hand(self) -> str:
-        """The digest (hex) of weights here that are of no known place in the run that is followed; "": of none such."""
-        assert self._view is not None
+        """Returns the digest (hex) of weights here that are no known version of the run that is followed; "": none."""
         if self.position is None:
-            return self._local_digest
-        return self.position.digest.hex() if self.position.run != self._view.run else ""
-
-    def _find(self, digest: str) -> tuple[Announcement, Position] | None:
-        """The version with this digest, if the lineage knows it as an end or as a base; as an end, the newest."""
-        assert self._view is not None
-        for a in sorted(self._view.lineage, key=lambda a: (a.epoch, a.version), reverse=True):
-            if a.digest == digest:
-                return a, _position(self._view.run, a, a.version, a.digest)
-        for a in self._view.lineage:
-            if a.base is not None and a.base_digest == digest:
-                return a, _position(self._view.run, a, a.base, a.base_digest)
-        return None
-
-    def _gather(self, now: float) -> None:
-        walk = self._walk
-        assert walk is not None
-        if any(a.id not in self._manifests for a in walk.announced):
-            return
-        walk.steps = [self._manifests[a.id] for a in walk.announced]
-        try:
-            self._check(walk)
-        except (ReplayError, BaseMismatchError) as error:
-            self._fail(str(error), [a.id for a in walk.announced], now)
-            return
-        self.phase = Phase.OPEN
-        if walk.adopt is not None:
-            self._actions.append(Adopt(walk.number, walk.adopt))
-        else:
-            self._actions.append(OpenStage(walk.number, tuple(walk.steps)))
-
-    def _check(self, walk: _Walk) -> None:
-        """What the hub announced must be what the manifests say; they must meet, and lead forward."""
-        assert self._view is not None
-        for announced, step in zip(walk.announced, walk.steps, strict=True):
-            m = step.manifest
-            said = (announced.version, announced.base, announced.digest, announced.base_digest)
-            if said != (m.version, m.base, m.digest.hex(), m.base_digest.hex()) or m.run != self._view.run:
-                raise ReplayError(f"the hub announced version {announced.version} with another version's manifest")
-        for first, then in itertools.pairwise(walk.steps):
-            check_consecutive(first.manifest, then.manifest)
-            if then.manifest.epoch < first.manifest.epoch:
-                raise ReplayError(f"version {then.manifest.version} was published by a trainer that was fenced off")
-        last = walk.steps[-1].manifest
-        live = self.position
-        if live is None or live.run != last.run:
-            return
-        if (last.epoch, last.version) <= (live.epoch, live.version):
-            raise ReplayError(f"version {last.version} of epoch {last.epoch} is not later than what is live")
-
-    def _put_saved(self) -> None:
-        walk = self._walk
-        assert walk is not None
-        step = walk.current
-        if step is None:
-            if self._is_confirmed(walk):
-                self.phase = Phase.COMMIT
-                self._actions.append(CommitStage(walk.number))
-            return
-        for chunk in sorted(walk.saved[step]):
-            self._put(walk, step, chunk)
-
-    def _put(self, walk: _Walk, step: int, chunk: int) -> None:
-        if (step, chunk) not in walk.putting:
-            walk.putting.add((step, chunk))
-            self._actions.append(Put(walk.number, step, walk.steps[step].id, chunk))
-
-    def _drop_walk(self) -> None:
-        if self._walk is not None and self._walk.adopt is None and self.phase in (Phase.OPEN, Phase.FETCH):
-            self._actions.append(AbandonStage())
-        self._walk = None
-        self.phase = Phase.IDLE
-
-    def _fail(self, message: str, blamed: Sequence[str], now: float) -> None:
-        self.last_error = message
-        for id in blamed:
-            self._failures[id] = self._failures.get(id, 0) + 1
-        self._drop_walk()
-        self._retry_at = now + self._pause
-        self._pause = min(LAST_PAUSE, self._pause * 2)
-
-    def _retire(self) -> None:
-        if self._view is None:
-            return
-        keep = {a.id for a in self._view.lineage} | ({a.id for a in self._walk.announced} if self._walk else set())
-        for id, step in list(self._manifests.items()):
-            m = step.manifest
-            if self._is_gone(id, m.run, m.epoch, m.version, keep):
-                del self._manifests[id]
-                self._held.pop(id, None)
-                self._actions.append(Retire(step.id))
-
-    def _is_gone(self, id: str, run: str, epoch: int, version: int, lineage: set[str]) -> bool:
-        """Whether a manifest was taken back: a fork's lost versions count as before its head, whatever their number,
-        and so does all of another run."""
-        newest = self._head
-        if newest is None or self._view is None or id in lineage:
-            return False
-        return run != self._view.run or (epoch, version) <= (newest.epoch, newest.version)
+            return self.local_digest
+        return self.position.digest.hex() if self.position.run != self._versions.run else ""
 
     def _went_to(self, position: Position | None) -> None:
         """This is live now. What the hub offers may be of an older run than that: it changed hands meanwhile."""
@@ -565,14 +370,19 @@ class Follower:
         if position is None:
             return
         self._actions += self._run.went_to(position)
-        view = self._view
+        view = self._versions.view
         if view is not None and (reason := self._run.why_not(view)) is not None:
-            self._view = self._head = None
+            self._versions.drop_view()
             self._actions += self._run.refuse(view, reason)
 
-    def _is_current(self, action: EngineAction, phase: Phase) -> bool:
-        return self._walk is not None and self.phase is phase and action.walk == self._walk.number
-
-
-def _position(run: str, a: Announcement, version: int, digest: str) -> Position:
-    return Position(run=run, epoch=a.epoch, version=version, digest=bytes.fromhex(digest))
+    def _retire(self) -> None:
+        """Retires manifests that neither the hub announces nor the attempt needs."""
+        if self._versions.view is None:
+            return
+        kept = {a.id for a in self._versions.view.lineage} | set(self._attempt.ids if self._attempt else ())
+        for id, step in list(self._manifests.items()):
+            m = step.manifest
+            if self._versions.is_gone(id, m.run, m.epoch, m.version, kept):
+                del self._manifests[id]
+                self._paths.forget(id)
+                self._actions.append(Retire(step.id))

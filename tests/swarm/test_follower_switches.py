@@ -1,4 +1,4 @@
-"""Chain, squash or anchor: which way a follower begins, and when it leaves it for a cheaper one."""
+"""Chain, squash or anchor: which path a follower begins, and when it leaves it for a cheaper one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from swarm_parts import RUN, announce, digest_of, id_of, manifest_of, view_of
 from p2psync.membership.records import View
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.versions import Position
-from p2psync.swarm.synchronizer.follower import (
-    MAX_TURNS,
+from p2psync.swarm.synchronizer.actions import (
     AbandonStage,
     CommitStage,
     Fetch,
-    Follower,
     FollowerAction,
-    Forgo,
     OpenStage,
-    Put,
+    StageChunk,
+    StopFetch,
 )
+from p2psync.swarm.synchronizer.config import MAX_SWITCHES
+from p2psync.swarm.synchronizer.follower import Follower
 
 ANCHOR = manifest_of(40, version=0, base=None)
 #: Deltas of 10 chunks each.
@@ -33,8 +33,8 @@ def at(version: int) -> Position:
 class Actor:
     """A follower at a version, whose shell gets every manifest at once."""
 
-    def __init__(self, version: int | None = 0, turn_bytes: int = 0) -> None:
-        self.follower = Follower(None if version is None else at(version), turn_bytes=turn_bytes)
+    def __init__(self, version: int | None = 0, switch_bytes: int = 0) -> None:
+        self.follower = Follower(None if version is None else at(version), switch_bytes=switch_bytes)
 
     def see(self, *manifests: Manifest) -> list[FollowerAction]:
         """The hub shows this lineage; returns what is wanted then."""
@@ -60,13 +60,13 @@ class Actor:
         for step in action.path:
             for chunk in range(step.manifest.chunks):
                 self.follower.saved(step.id, chunk)
-            for put in [a for a in self.follower.actions() if isinstance(a, Put)]:
-                self.follower.was_put(put)
+            for put in [a for a in self.follower.actions() if isinstance(a, StageChunk)]:
+                self.follower.chunk_staged(put)
         (done,) = [a for a in self.follower.actions() if isinstance(a, CommitStage)]
         self.follower.committed(done, at(action.path[-1].manifest.version), 0.0)
 
 
-def ways(actions: list[FollowerAction]) -> list[list[tuple[int | None, int]]]:
+def paths(actions: list[FollowerAction]) -> list[list[tuple[int | None, int]]]:
     """The paths of the stages that are to be opened."""
     opens = [a for a in actions if isinstance(a, OpenStage)]
     return [[(s.manifest.base, s.manifest.version) for s in action.path] for action in opens]
@@ -76,22 +76,22 @@ def chain(last: int) -> list[Manifest]:
     return [ANCHOR, *(DELTAS[v] for v in range(1, last + 1))]
 
 
-def test_the_way_of_fewest_bytes_is_begun() -> None:
-    assert ways(Actor(0).see(*chain(2))) == [[(0, 1), (1, 2)]]
-    assert ways(Actor(0).see(*chain(7), SQUASH)) == [[(0, 6), (6, 7)]]
+def test_follower_begins_the_path_of_fewest_bytes() -> None:
+    assert paths(Actor(0).see(*chain(2))) == [[(0, 1), (1, 2)]]
+    assert paths(Actor(0).see(*chain(7), SQUASH)) == [[(0, 6), (6, 7)]]
     newer = manifest_of(15, version=6, base=None)
-    assert ways(Actor(0).see(*chain(7), SQUASH, newer)) == [[(None, 6), (6, 7)]]
-    assert ways(Actor(3).see(*chain(7), SQUASH)) == [[(v, v + 1) for v in range(3, 7)]]
+    assert paths(Actor(0).see(*chain(7), SQUASH, newer)) == [[(None, 6), (6, 7)]]
+    assert paths(Actor(3).see(*chain(7), SQUASH)) == [[(v, v + 1) for v in range(3, 7)]]
 
 
 def test_what_is_at_hand_already_costs_nothing() -> None:
     actor = Actor(0)
     for version in range(1, 6):
-        actor.follower.holds(id_of(DELTAS[version]), DELTAS[version].payload_bytes)
-    assert ways(actor.see(*chain(6), SQUASH)) == [[(v, v + 1) for v in range(6)]]
+        actor.follower.holds_bytes(id_of(DELTAS[version]), DELTAS[version].payload_bytes)
+    assert paths(actor.see(*chain(6), SQUASH)) == [[(v, v + 1) for v in range(6)]]
 
 
-def test_a_squash_that_comes_early_is_turned_to_and_the_rest_of_the_chain_is_not_fetched() -> None:
+def test_follower_switches_to_an_early_squash_and_stops_fetching_the_chain() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(6)))
     actor.follower.actions()
@@ -99,57 +99,57 @@ def test_a_squash_that_comes_early_is_turned_to_and_the_rest_of_the_chain_is_not
     actor.follower.actions()
     actions = actor.see(*chain(6), SQUASH)
     assert AbandonStage() in actions
-    assert [a.id for a in actions if isinstance(a, Forgo)] == [id_of(DELTAS[v]) for v in range(1, 7)]
-    assert ways(actions) == [[(0, 6)]]
+    assert [a.id for a in actions if isinstance(a, StopFetch)] == [id_of(DELTAS[v]) for v in range(1, 7)]
+    assert paths(actions) == [[(0, 6)]]
 
 
-def test_one_that_is_far_along_its_chain_is_not_thrown_back() -> None:
+def test_follower_far_along_its_chain_does_not_switch() -> None:
     actor = Actor(0)
     action = actor.opened(actor.see(*chain(6)))
     for version in (1, 2, 3, 4):
         actor.saved(DELTAS[version], 10)
     actor.follower.actions()
     assert actor.see(*chain(6), SQUASH) == []
-    assert actor.follower.cares(action)
+    assert actor.follower.is_current(action)
 
 
 def test_follower_keeps_its_path_if_another_saves_little() -> None:
-    actor = Actor(0, turn_bytes=5000)
+    actor = Actor(0, switch_bytes=5000)
     actor.opened(actor.see(*chain(6)))
     actor.follower.actions()
     assert actor.see(*chain(6), SQUASH) == []
 
 
-def test_the_way_beyond_the_path_begun_counts_too() -> None:
+def test_follower_counts_the_path_beyond_the_one_begun() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(1)))
     actor.follower.actions()
     # It goes to version 1, from where 6 is far; the squash leads there from where it still is.
-    assert ways(actor.see(*chain(6), SQUASH)) == [[(0, 6)]]
+    assert paths(actor.see(*chain(6), SQUASH)) == [[(0, 6)]]
 
 
-def test_steps_that_both_ways_share_are_not_given_up() -> None:
+def test_follower_keeps_fetching_steps_that_both_paths_share() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(8)))
     actor.follower.actions()
     later = manifest_of(20, version=8, base=1)
     actions = actor.see(*chain(8), later)
-    assert ways(actions) == [[(0, 1), (1, 8)]]
-    assert id_of(DELTAS[1]) not in [a.id for a in actions if isinstance(a, Forgo)]
+    assert paths(actions) == [[(0, 1), (1, 8)]]
+    assert id_of(DELTAS[1]) not in [a.id for a in actions if isinstance(a, StopFetch)]
 
 
 def test_follower_changes_its_path_a_few_times_at_most_before_a_commit() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(1)))
-    lineage, turned = chain(1), 0
+    lineage, switches = chain(1), 0
     for version, size in ((3, 12), (5, 11), (7, 10), (9, 9), (11, 8)):
         lineage = [*lineage, DELTAS[version - 1], DELTAS[version], manifest_of(size, version=version, base=0)]
         actions = actor.see(*lineage)
-        turned += len(ways(actions))
-        if ways(actions):
+        switches += len(paths(actions))
+        if paths(actions):
             actor.opened(actions)
             actor.follower.actions()
-    assert turned == MAX_TURNS
+    assert switches == MAX_SWITCHES
 
 
 def test_follower_may_change_its_path_again_after_a_commit() -> None:
@@ -161,10 +161,10 @@ def test_follower_may_change_its_path_again_after_a_commit() -> None:
     assert actor.follower.position == at(6)
     actor.opened(actor.see(*chain(7), SQUASH))
     actor.follower.actions()
-    assert ways(actor.see(*chain(11), SQUASH, manifest_of(12, version=11, base=6))) == [[(6, 11)]]
+    assert paths(actor.see(*chain(11), SQUASH, manifest_of(12, version=11, base=6))) == [[(6, 11)]]
 
 
-def test_fetching_goes_on_with_what_the_new_way_wants() -> None:
+def test_follower_fetches_what_the_new_path_wants() -> None:
     actor = Actor(0)
     actor.opened(actor.see(*chain(6)))
     actor.follower.actions()
