@@ -360,7 +360,7 @@ def test_junk_that_nobody_asked_for_ends_the_connection(run: Run) -> None:
 
 
 def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_count, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(stream_count, "CLOSE_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(stream_count, "DIAL_PAUSE_SECONDS", 0.0)
 
     async def check() -> None:
@@ -425,7 +425,7 @@ def test_connections_to_near_peers_get_the_congestion_control_for_near_ones(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def used(near_rtt: float) -> set[str]:
-        monkeypatch.setattr(tcp, "NEAR_RTT", near_rtt)
+        monkeypatch.setattr(tcp, "NEAR_RTT_SECONDS", near_rtt)
         choice = tcp.Congestion("reno", "cubic")
         a, b = Told("a", streams=2, congestion=choice), await Told("b", congestion=choice).listen()
         a.table.dial(b.info)

@@ -49,12 +49,12 @@ class Feed:
                     delivered=before.delivered + out,
                     received=before.received + int(received.get(peer, 0) * MBIT * tick),
                     sent=before.sent + out,
-                    resent=before.resent + int(out * loss),
+                    retransmitted=before.retransmitted + int(out * loss),
                     backlog=int(pressed and peer in sent),
                     rtt=rtt,
-                    held=before.held + tick * held,
+                    rwnd_limited=before.rwnd_limited + tick * held,
                     app_limited=before.app_limited + dry,
-                    limit=limit * MBIT,
+                    pacing_limit=limit * MBIT,
                 )
             self.estimates.read(dict(self.counters), self.now, self.junk)
         return self.estimates

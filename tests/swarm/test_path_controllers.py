@@ -82,7 +82,7 @@ class Node:
                     line.peer,
                     delivered=before.delivered + came,
                     sent=before.sent + came + again,
-                    resent=before.resent + again,
+                    retransmitted=before.retransmitted + again,
                     backlog=1,
                     rtt=line.rtt,
                 )

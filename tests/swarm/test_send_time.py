@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2psync.swarm.control.decaying_max import HALF
-from p2psync.swarm.control.send_time import LEAST_NOTSENT, MOST_NOTSENT, UNKNOWN_RATE, SendTime, notsent_for
+from p2psync.swarm.control.send_time import ASSUMED_RATE, MAX_NOTSENT_BYTES, MIN_NOTSENT_BYTES, SendTime, notsent_for
 
 
 def test_what_waits_and_what_is_given_leave_at_the_windows_rate() -> None:
@@ -26,10 +26,10 @@ def test_a_window_that_closes_for_a_moment_is_believed_to_open_again() -> None:
 
 
 def test_an_unknown_rate_is_assumed() -> None:
-    assert SendTime().seconds(int(UNKNOWN_RATE), 0, 0.0, 0.0, 0.0) == pytest.approx(1.0)
+    assert SendTime().seconds(int(ASSUMED_RATE), 0, 0.0, 0.0, 0.0) == pytest.approx(1.0)
 
 
 def test_what_may_wait_in_the_kernel_is_a_power_of_two_within_bounds() -> None:
-    assert notsent_for(0.0) == LEAST_NOTSENT
-    assert notsent_for(1e9) == MOST_NOTSENT
+    assert notsent_for(0.0) == MIN_NOTSENT_BYTES
+    assert notsent_for(1e9) == MAX_NOTSENT_BYTES
     assert notsent_for(1e6) == 64 << 10

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.control.stream_count import DIAL_PAUSE_SECONDS, IDLE_SECONDS, StreamCount
+from p2psync.swarm.control.stream_count import CLOSE_IDLE_SECONDS, DIAL_PAUSE_SECONDS, StreamCount
 
 
 @dataclass(eq=False)
@@ -34,7 +34,7 @@ def test_dials_that_come_to_nothing_are_tried_again_after_a_pause_only() -> None
 
 
 def test_idle_connections_beyond_the_number_are_closed_and_the_first_ones_stay() -> None:
-    idle, busy = Line(IDLE_SECONDS), Line(0.0)
-    lines = [Line(IDLE_SECONDS), idle, busy, Line(IDLE_SECONDS)]
+    idle, busy = Line(CLOSE_IDLE_SECONDS), Line(0.0)
+    lines = [Line(CLOSE_IDLE_SECONDS), idle, busy, Line(CLOSE_IDLE_SECONDS)]
     assert StreamCount.to_close(1, cast(Any, lines)) == [idle, lines[3]]
     assert StreamCount.to_close(4, cast(Any, lines)) == []

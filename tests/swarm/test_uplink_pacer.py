@@ -40,7 +40,9 @@ class Node:
             self.sent += int(through * TICK / 4)
             held = self.eager and bool(self.pace.rate)
             samples = {
-                peer: TcpSample(peer, delivered=self.sent, sent=self.sent, backlog=self.waits, delay=self.delay)
+                peer: TcpSample(
+                    peer, delivered=self.sent, sent=self.sent, backlog=self.waits, queueing_delay=self.delay
+                )
                 for peer in "abcd"
             }
             self.pace.read(samples, self.now, known=self.known, planned=self.planned, held=held)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 #: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
 #: bring, and a machine with other things to do is late for them.
-NEAR_RTT = 0.002
+NEAR_RTT_SECONDS = 0.002
 #: Connections to each peer until measurements say otherwise.
 INITIAL_STREAMS = 2
 #: Bytes of padding in a frame.

@@ -22,7 +22,7 @@ from p2psync.protocol.messages import (
     UplinkRate,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.config import INITIAL_STREAMS, NEAR_RTT, MeasureConfig
+from p2psync.swarm.control.config import INITIAL_STREAMS, NEAR_RTT_SECONDS, MeasureConfig
 from p2psync.swarm.control.connections import Connection, Connections, Scheduler, TimerHandle
 from p2psync.swarm.control.node_estimates import MBIT, NodeEstimates
 from p2psync.swarm.control.path_controllers import PathControllers
@@ -158,7 +158,7 @@ class NetworkMonitor:
         if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._path_controllers.stops):
             return
         self._began_at = now
-        far = [name for name in self._up if self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT]
+        far = [name for name in self._up if self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT_SECONDS]
         self._path_controllers.begin(set(far).difference(self._probe_sender.peers), now, nbytes)
 
     def peer_up(self, name: str, region: str) -> None:

@@ -272,12 +272,12 @@ def _count(flow: _Flow, before: TcpSample, after: TcpSample, since: float) -> No
     flow.delivered += max(0, after.delivered - before.delivered)
     flow.received += max(0, after.received - before.received)
     flow.sent += max(0, after.sent - before.sent)
-    flow.resent += max(0, after.resent - before.resent)
+    flow.resent += max(0, after.retransmitted - before.retransmitted)
     flow.connections += 1
-    if after.held - before.held < since / 2:
+    if after.rwnd_limited - before.rwnd_limited < since / 2:
         flow.pressed += bool(before.backlog and after.backlog and before.app_limited == after.app_limited)
         flow.touched += bool(before.backlog or after.backlog)
-        flow.limited |= 0 < LIMITED * after.limit < (after.delivered - before.delivered) / since
+        flow.limited |= 0 < LIMITED * after.pacing_limit < (after.delivered - before.delivered) / since
 
 
 def _take_received(best: WindowedMax, received: int, span: float, lasting: float) -> None:

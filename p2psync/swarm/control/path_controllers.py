@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.config import NEAR_RTT
+from p2psync.swarm.control.config import NEAR_RTT_SECONDS
 from p2psync.swarm.control.connections import Connection, Connections
 from p2psync.swarm.control.min_rtt_refresh import MinRttRefresh
 from p2psync.swarm.control.node_estimates import LONGEST, MBIT, TALK
@@ -92,7 +92,7 @@ class PathControllers:
         flows: dict[str, list[_Moved]] = {}
         for stream, sample in samples.items():
             before, at = self._last.get(stream, (sample, now))
-            if now > at and sample.rtt > NEAR_RTT:
+            if now > at and sample.rtt > NEAR_RTT_SECONDS:
                 flows.setdefault(sample.peer, []).append((now - at, before, sample))
         for name, pace in self._path_controllers.items():
             _look(pace, [] if name in probed else flows.get(name, []))
@@ -164,6 +164,6 @@ def _look(pace: PathController | SlowPathDetector, flows: Sequence[_Moved]) -> b
     return pace.seen(
         seconds,
         sum(after.sent - before.sent for _, before, after in flows),
-        sum(after.resent - before.resent for _, before, after in flows),
+        sum(after.retransmitted - before.retransmitted for _, before, after in flows),
         sum(after.delivered - before.delivered for _, before, after in flows),
     )

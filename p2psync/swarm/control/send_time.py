@@ -8,9 +8,9 @@ from p2psync.swarm.control.decaying_max import DecayingMax
 
 #: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they
 #: may (seconds): what waits there cannot be overtaken, nor called off.
-LEAST_NOTSENT, MOST_NOTSENT, NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
+MIN_NOTSENT_BYTES, MAX_NOTSENT_BYTES, MAX_NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
 #: The assumed rate of a connection that nobody has measured (bytes a second).
-UNKNOWN_RATE = 1e6
+ASSUMED_RATE = 1e6
 
 
 class SendTime:
@@ -34,9 +34,9 @@ class SendTime:
         most = held_to or math.inf
         self.rate = min(window, most)
         rate = min(self._largest_window.seen(window, now), most)
-        return (waits + size) / (rate or UNKNOWN_RATE)
+        return (waits + size) / (rate or ASSUMED_RATE)
 
 
 def notsent_for(rate: float) -> int:
     """Returns how many unsent bytes the kernel may hold at `rate` bytes/s: a power of two, so it seldom changes."""
-    return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
+    return max(MIN_NOTSENT_BYTES, min(MAX_NOTSENT_BYTES, 1 << int(rate * MAX_NOTSENT_SECONDS).bit_length()))

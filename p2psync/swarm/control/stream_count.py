@@ -9,7 +9,7 @@ from p2psync.protocol.messages import MAX_STREAMS
 from p2psync.swarm.control.connections import Connection
 
 #: A connection that is one too many is closed once nothing went over it for so long (seconds).
-IDLE_SECONDS = 2.0
+CLOSE_IDLE_SECONDS = 2.0
 #: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
 DIAL_PAUSE_SECONDS = 5.0
 _Stream = TypeVar("_Stream", bound=Connection)
@@ -32,7 +32,7 @@ class StreamCount:
     @staticmethod
     def to_close(wanted: int, streams: Sequence[_Stream]) -> list[_Stream]:
         """Returns the connections beyond the number that are idle; what is not idle yet stays."""
-        return [stream for stream in streams[_bounded(wanted) :] if stream.idle(IDLE_SECONDS)]
+        return [stream for stream in streams[_bounded(wanted) :] if stream.idle(CLOSE_IDLE_SECONDS)]
 
 
 def _bounded(wanted: int) -> int:

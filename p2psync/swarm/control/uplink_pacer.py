@@ -97,5 +97,5 @@ class UplinkPacer:
 
 def _rise(flows: Iterable[tuple[TcpSample, TcpSample]]) -> float:
     """By how much the rate may rise, by the least delay of the connections that carry something."""
-    delay = min((after.delay for before, after in flows if after.sent - before.sent > TALK // 4), default=0.0)
+    delay = min((after.queueing_delay for before, after in flows if after.sent - before.sent > TALK // 4), default=0.0)
     return LEAP if delay < IDLE else STEP if delay < BUSY else 1.0
