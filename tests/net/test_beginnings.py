@@ -42,7 +42,7 @@ class Beginner:
         )
         self.monitor._up.add("far")
         self.monitor.estimates.paths["far"] = PathEstimates(rtt=0.1)
-        self.monitor._path_controllers.begin = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
+        self.monitor._path_controllers.start_transfer = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
 
     def chunk(self, ago: float = 0.0) -> None:
         """One flowed so many seconds ago."""
@@ -93,7 +93,7 @@ async def test_far_paths_begin_anew_for_a_small_transfer_where_they_may_be_stopp
 
 async def test_now_and_then_connections_that_rest_begin_anew(beginner: Beginner) -> None:
     rests: list[float] = []
-    beginner.monitor._path_controllers.rest = rests.append  # type: ignore[method-assign]
+    beginner.monitor._path_controllers.restart_idle = rests.append  # type: ignore[method-assign]
     beginner.look()
     assert rests
 

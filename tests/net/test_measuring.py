@@ -181,7 +181,7 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         await until(lambda: a.up)
         one.planned(NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 8.0)], headroom=[2.0]))
         await until(lambda: {stream.peer for stream in one._path_controllers._last} == {"b"})
-        assert {name: pace._part for name, pace in one._path_controllers._path_controllers.items()} == {"b": 2e6}
+        assert {name: path._limit for name, path in one._path_controllers._paths.items()} == {"b": 2e6}
         await stop(one, a, b)
 
     run(check())

@@ -1,4 +1,4 @@
-"""How many connections: more where losses hold one back, fewer where that did not help, none of it with BBR."""
+"""How many connections: more where losses limit one, fewer where more did not help; with BBR a fixed number."""
 
 from __future__ import annotations
 
@@ -112,12 +112,9 @@ def test_stream_policy_leaves_idle_peers_alone() -> None:
     assert {policy.seen("p", 2, path, TICK, now * TICK) for now in range(100)} == {2}
 
 
-def test_bbr_stays_with_the_first_unless_its_flows_drown_each_other() -> None:
-    assert set(drive(StreamPolicy("bbr"), lambda streams: 20.0, 30)) == {2}
-    drowning = drive(StreamPolicy("bbr"), lambda streams: 20.0, 30, loss=lambda streams: 0.3 if streams > 1 else 0.01)
-    assert drowning[-1] == 1
-    needs_two = drive(StreamPolicy("bbr"), lambda streams: 10.0 * streams, 20, loss=lambda streams: 0.3)
-    assert needs_two[-1] == 2
+def test_stream_policy_keeps_the_first_number_with_bbr() -> None:
+    for loss in (0.005, 0.3):
+        assert set(drive(StreamPolicy("bbr"), lambda streams: 20.0, 30, loss=lambda streams, x=loss: x)) == {2}  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("first", [1, 4])

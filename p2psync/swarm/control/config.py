@@ -58,6 +58,62 @@ class ProbeConfig:
     courtesy: float = 10.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowPathConfig:
+    """When a path restarts because it is slow. Seconds count only while data waits.
+
+    slow: a look is slow that delivers less than this share of the expected rate. More restarts paths that merely share
+    a link. growing: a path grows by itself that delivers so many times the look before; less misses slow starts.
+    max_loss: share of the bytes from which on a path loses rather than lags. look_seconds: of a look; more is steadier
+    and later. slow_looks: slow looks in a row before a restart. grace_seconds: for a restarted path to grow.
+    helped: a restart helped if the next slow rate is so many times the one before. max_failed: restarts in a row that
+    did not help before the path is left to TCP.
+    """
+
+    slow: float = 0.65
+    growing: float = 1.5
+    max_loss: float = 0.02
+    look_seconds: float = 0.25
+    slow_looks: int = 2
+    grace_seconds: float = 2.0
+    helped: float = 1.3
+    max_failed: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathControlConfig:
+    """Settings of path control. Rates in bytes/s; a look is an interval of `look_bytes` sent while data waits.
+
+    Pacing. max_loss: share of lost bytes above which a path is paced: links lose up to some percent by themselves.
+    look_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the planned rate, so that
+    queues drain. paced_growth, startup_growth: factors of the pacing rate for each look without many losses; more finds
+    spare bandwidth sooner, and overflows queues. backoff: factor for each look with many losses. free_above: a path is
+    free once its pacing rate is so many times the one after the last loss.
+
+    Startup. queue_seconds: of a link's rate that every queue holds; more starts small transfers faster, and overflows
+    short queues. min_startup_rate: no path starts slower, since a chunk would take seconds.
+
+    Restarts. slow_path: of slow paths. refresh_seconds, refresh_spread: a busy path restarts between so many seconds
+    after its last restart and the sum of both, which must be less than the 10 s of BBR. idle_seconds: a connection is
+    idle that carried only small messages for so long; idle_restart_seconds: it restarts so often.
+    """
+
+    max_loss: float = 0.04
+    look_bytes: int = 192 << 10
+    pacing_gain: float = 0.97
+    paced_growth: float = 1.004
+    startup_growth: float = 1.03
+    backoff: float = 0.93
+    free_above: float = 1.25
+    queue_seconds: float = 0.025
+    min_startup_rate: float = 640 << 10
+    slow_path: SlowPathConfig = field(default_factory=SlowPathConfig)
+    refresh_seconds: float = 6.0
+    refresh_spread: float = 3.0
+    idle_seconds: float = 2.0
+    idle_restart_seconds: float = 4.0
+
+
 @dataclass(frozen=True, slots=True)
 class MeasureConfig:
     """Settings. probe: whether to probe at all; what flows is measured in any case.
@@ -68,3 +124,4 @@ class MeasureConfig:
     probe: bool = True
     loopback: bool = False
     probing: ProbeConfig = field(default_factory=ProbeConfig)
+    paths: PathControlConfig = field(default_factory=PathControlConfig)

@@ -91,7 +91,7 @@ class NetworkMonitor:
         self._up: set[str] = set()
         self._fresh: dict[str, str] = {}
         self._seen: dict[Connection, tuple[int, float, float]] = {}
-        self._path_controllers = PathControllers(peers, stops=congestion in ("", *TOLERANT))
+        self._path_controllers = PathControllers(peers, probes_rtt=congestion in ("", *TOLERANT), config=config.paths)
         self._uplink_pace = UplinkPacer()
         #: Bytes of junk so far.
         self.padding_received = 0
@@ -140,7 +140,7 @@ class NetworkMonitor:
         for name in sorted(self._up.intersection(self._planned)):
             self._tend_streams(name)
         self._expect()
-        self._path_controllers.planned(plan)
+        self._path_controllers.set_plan(plan)
         from_parents = {name: rate / MBIT for name, rate in plan.rates_from().items()}
         self._prober.planned(from_parents, plan.rates_to(), self._loop.time())
 
@@ -155,11 +155,11 @@ class NetworkMonitor:
         too: a connection that was idle for ten seconds is stopped as soon as something is acknowledged."""
         now = self._loop.time()
         # Its manifest goes ahead, and the first chunks may be quicker than whoever looks at that.
-        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._path_controllers.stops):
+        if self._flowed or now - self._began_at < QUIET or (nbytes <= LARGE and not self._path_controllers.probes_rtt):
             return
         self._began_at = now
         far = [name for name in self._up if self.estimates.paths.get(name, _UNKNOWN).rtt > NEAR_RTT_SECONDS]
-        self._path_controllers.begin(set(far).difference(self._probe_sender.peers), now, nbytes)
+        self._path_controllers.start_transfer(set(far).difference(self._probe_sender.peers), now, nbytes)
 
     def peer_up(self, name: str, region: str) -> None:
         """A peer is connected, or has one more connection."""
@@ -227,7 +227,7 @@ class NetworkMonitor:
         if now - self._tended_at >= TEND_EVERY:
             self._tended_at = now
             self._tend()
-            self._path_controllers.rest(now)
+            self._path_controllers.restart_idle(now)
         elif self.estimates.fell:
             self._tell()
 
@@ -260,7 +260,7 @@ class NetworkMonitor:
         for stream in self._seen:
             self.estimates.closed(stream)
         self._seen = seen
-        self._path_controllers.read(samples, now, self._probe_sender.peers)
+        self._path_controllers.observe(samples, now, self._probe_sender.peers)
         self.estimates.read(samples, now, self._probe_sender.leaving)
         self._pace_uplink(samples, now)
 
@@ -273,7 +273,7 @@ class NetworkMonitor:
 
     def _watch_streams(self, span: float, now: float) -> None:
         # A flow that is limited to a rate does not show how many connections the path needs.
-        for name in self._up.difference(self._probe_sender.held, self._path_controllers.held):
+        for name in self._up.difference(self._probe_sender.held, self._path_controllers.paced):
             path = self.estimates.paths.get(name)
             if path is not None and (path.pressed_since is not None or path.sending):
                 self._policy.seen(name, len(self._peers.streams(name)), path, span, now)

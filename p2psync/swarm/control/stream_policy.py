@@ -21,8 +21,6 @@ from p2psync.swarm.control.path_estimates import PathEstimates
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
 #: Share of lost bytes from which on more connections may help.
 LOSSY = 2e-4
-#: Share from which on flows of BBR drown each other.
-DROWNING = 0.05
 #: By how much a trial multiplies connections, and by how much it must raise the rate.
 GROWTH, GAIN = 3, 1.1
 #: Pressed seconds for which each number is watched.
@@ -89,6 +87,8 @@ class StreamPolicy:
 
     def seen(self, name: str, streams: int, path: PathEstimates, seconds: float, now: float) -> int:
         """What was sent to a peer in an interval of so many seconds, over so many connections; returns `wanted`."""
+        if self._tolerant:
+            return self._first
         peer = self._peer(name)
         if path.pressed_since is None or seconds <= 0:
             peer.best.pause()
@@ -106,9 +106,6 @@ class StreamPolicy:
 
     def _judge(self, peer: _Peer, path: PathEstimates, now: float) -> None:
         rate = peer.best.value
-        if self._tolerant:
-            self._judge_tolerant(peer, path, rate, now)
-            return
         if peer.before is not None:
             before, old = peer.before
             peer.before = None
@@ -125,15 +122,6 @@ class StreamPolicy:
             self._turn(peer, min(most, GROWTH * peer.wanted), (peer.wanted, rate))
         elif peer.watched > 60:
             self._turn(peer, peer.wanted, None)
-
-    def _judge_tolerant(self, peer: _Peer, path: PathEstimates, rate: float, now: float) -> None:
-        if peer.before is not None and rate * GAIN < peer.before[1]:
-            self._turn(peer, self._first, None)
-            peer.rest_until, peer.rest = now + peer.rest, min(REST_MOST, 2 * peer.rest)
-        elif peer.wanted > 1 and path.loss >= DROWNING and now >= peer.rest_until:
-            self._turn(peer, 1, (peer.wanted, rate))
-        elif peer.watched > WATCH:
-            peer.before = None
 
     def _turn(self, peer: _Peer, wanted: int, before: tuple[int, float] | None) -> None:
         peer.wanted, peer.before = wanted, before
