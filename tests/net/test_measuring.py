@@ -97,7 +97,7 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         a.table.dial(b.info)
         # Nothing here holds junk up but its pumps, so that only what comes is a measure.
         await until(lambda: one.estimates.down.value and other.estimates.down.value)
-        path = one.estimates.statistics().paths[0]
+        path = one.statistics().paths[0]
         assert path.peer == "b"
         assert 0 < path.rtt < 0.1
         assert path.received > 1
@@ -114,21 +114,21 @@ def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_no
         one = measured(a)
         for _ in range(12):
             one.estimates.down.add(250_000, 0.25)
-        one._tell()
+        one._report()
         assert one._statistics.down == 0
         one._prober.peer_up("b", "", 0.0)
         job = one._prober._jobs.down
         assert job is not None
         job.sure = True
-        one._tell()
+        one._report()
         assert one._statistics.down == 0, "it may be all that others can send"
         job.bound = True
-        one._tell()
+        one._report()
         assert one._statistics.down == 8
-        one._statistics = one.estimates.statistics(down_sure=False)
+        one._statistics = one._reporter.report(is_down_sure=False)
         one._config = replace(one._config, probe=False)
         job.sure = False
-        one._tell()
+        one._report()
         assert one._statistics.down == 8
         await stop(one, a, b)
 
@@ -187,22 +187,22 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
     run(check())
 
 
-def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run) -> None:
+def test_a_path_that_lacks_connections_is_expected_to_deliver_as_much_less(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()
         one = measured(a, config=POOR, on_connections=lambda peer, count: connections.append((peer, count)))
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()  # the kernel would tell how near the peer is
-        one.estimates.paths["b"] = PathEstimates(rtt=0.1)
+        one.estimates.paths["b"] = PathEstimates(0.1)
         plan = NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 20.0)])
         one.planned(plan)
-        wanted = one._policy.wanted("b")
+        wanted = one._streams._policy.wanted("b")
         assert wanted > 8
-        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
+        assert one.estimates._expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
         await until(lambda: len(a.table.streams("b")) == wanted)
         one.planned(plan)
-        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000)}
+        assert one.estimates._expected == {"b": pytest.approx(20.0 * 125_000)}
         assert connections[-1] == ("b", wanted)
         await stop(one, a, b)
 
@@ -227,10 +227,10 @@ def test_a_path_is_probed_again_over_many_more_connections_unless_one_fills_it(
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()
-        one._tend()
+        one._adjust()
         a.table.set_streams("b", 6)
         await until(lambda: len(a.table.streams("b")) == 6)
-        one._tend()
+        one._adjust()
         assert probed == ["b"] * times
         await stop(one, a, b)
 
@@ -393,14 +393,14 @@ def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: 
 
 
 def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_module, "TEND_EVERY", 0.0)
+    monkeypatch.setattr(monitor_module, "ADJUST_EVERY", 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()
         one, other = measured(a, loopback=False), measured(b, loopback=False)
         a.table.dial(b.info)
         await until(lambda: a.up and b.up)
-        other._policy.wanted = lambda name: 5  # type: ignore[method-assign]
+        other._streams._policy.wanted = lambda name: 5  # type: ignore[method-assign]
         await until(lambda: len(b.table.streams("a")) == 5)
         assert not any(isinstance(message, RequestStreams) for _, message in a.messages)
         await stop(one, other, a, b)
@@ -538,6 +538,6 @@ async def test_estimates_know_the_regions_of_peers_that_are_in_another_one() -> 
     made = measured(one)
     for name, region in [("mate", "here"), ("far", "there"), ("nobody-knows", "")]:
         made.peer_up(name, region)
-    assert made.estimates.regions == {"far": "there"}
+    assert made.estimates._regions == {"far": "there"}
     made.peer_down("far")
-    assert not made.estimates.regions
+    assert not made.estimates._regions

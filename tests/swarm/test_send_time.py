@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.swarm.control.decaying_max import HALF
-from p2psync.swarm.control.send_time import ASSUMED_RATE, MAX_NOTSENT_BYTES, MIN_NOTSENT_BYTES, SendTime, notsent_for
+from p2psync.swarm.control.send_time import (
+    ASSUMED_RATE,
+    MAX_NOTSENT_BYTES,
+    MIN_NOTSENT_BYTES,
+    WINDOW_HALF_LIFE,
+    SendTime,
+    notsent_for,
+)
 
 
 def test_what_waits_and_what_is_given_leave_at_the_windows_rate() -> None:
@@ -21,8 +27,15 @@ def test_a_limit_below_the_windows_rate_counts() -> None:
 def test_a_window_that_closes_for_a_moment_is_believed_to_open_again() -> None:
     estimate = SendTime()
     estimate.seconds(1000, 0, 4000.0, 0.0, 0.0)
-    assert estimate.seconds(1000, 0, 10.0, 0.0, HALF) == pytest.approx(0.5)
+    assert estimate.seconds(1000, 0, 10.0, 0.0, WINDOW_HALF_LIFE) == pytest.approx(0.5)
     assert estimate.rate == 10.0
+
+
+def test_a_window_that_stays_closed_is_believed_soon() -> None:
+    estimate = SendTime()
+    estimate.seconds(1000, 0, 4000.0, 0.0, 0.0)
+    assert estimate.seconds(1000, 0, 10.0, 0.0, 3 * WINDOW_HALF_LIFE) == pytest.approx(2.0)
+    assert estimate.seconds(1000, 0, 1000.0, 0.0, 9 * WINDOW_HALF_LIFE) == pytest.approx(1.0)
 
 
 def test_an_unknown_rate_is_assumed() -> None:

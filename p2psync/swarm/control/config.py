@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 #: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
 #: bring, and a machine with other things to do is late for them.
 NEAR_RTT_SECONDS = 0.002
+#: Mbit/s of a byte/s.
+MBIT = 8e-6
 #: Connections to each peer until measurements say otherwise.
 INITIAL_STREAMS = 2
 #: Bytes of padding in a frame.
@@ -56,6 +58,55 @@ class ProbeConfig:
     cooling: float = 1.0
     quiet: float = 1.0
     courtesy: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimatorConfig:
+    """Settings of estimates. Bytes, seconds, and bytes/s.
+
+    Rates. min_seconds, max_seconds, round_trips: a rate counts once it lasted for `round_trips`, within these bounds;
+    longer hides more bursts, and finds no rate in short transfers. near_rtt, near_seconds: it counts after
+    `near_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
+    window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer keeps what a path
+    no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. min_transfer_rate:
+    less is messages, no transfer.
+
+    Conclusions. paced: a flow that delivers this share of its pacing limit shows no less than the path has. crowded,
+    fair: the uplink limits flows that together use the first share of it, as far as each has the second share of an
+    equal part. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after which a
+    flow starts anew.
+
+    Degradation. degraded: a path is degraded below this share of its planned rate; more takes shared links for degraded
+    ones. settle_seconds, settle_round_trips: for how long; longer finds cut links later. min_share: reported of a path
+    that gives nothing, since 0 means that it is not degraded. recovered: times the degraded rate at which a path is no
+    longer degraded.
+
+    Loss. loss_memory_bytes: after which older losses count half. loss_min_bytes: before which there is no share.
+    """
+
+    min_seconds: float = 0.5
+    max_seconds: float = 0.75
+    round_trips: float = 5.0
+    near_rtt: float = 0.005
+    near_seconds: float = 0.2
+    window_seconds: float = 60.0
+    buckets: int = 10
+    min_interval: float = 0.05
+    max_interval: float = 1.0
+    min_transfer_rate: float = 64 << 10
+    paced: float = 0.85
+    crowded: float = 0.7
+    fair: float = 0.3
+    ramp_seconds: float = 1.0
+    ramp_round_trips: float = 3.0
+    pause_seconds: float = 1.0
+    degraded: float = 0.3
+    settle_seconds: float = 1.0
+    settle_round_trips: float = 4.0
+    min_share: float = 0.01
+    recovered: float = 2.0
+    loss_memory_bytes: int = 64 << 20
+    loss_min_bytes: int = 128 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,14 +165,67 @@ class PathControlConfig:
     idle_restart_seconds: float = 4.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UplinkPacerConfig:
+    """Settings of the uplink pacer.
+
+    binding: the pacer acts if the plan takes this share of the uplink; more leaves chunks in the queue of the link.
+    gain: limit as a share of what the uplink delivered, so that the queue drains. surely_known: share of the measured
+    rate that is no burst. sample_seconds: of a sample; longer rises later. all_delivered: share of the limit that
+    counts as all of it. fast_growth, slow_growth: factors of the limit while the least queueing delay is below
+    `idle_delay`, and below `busy_delay` (seconds); more finds spare uplink sooner, and fills the queue. full_seconds,
+    full_bytes: an uplink is full whose connections have both as backlog.
+    """
+
+    binding: float = 0.6
+    gain: float = 0.985
+    surely_known: float = 0.9
+    sample_seconds: float = 0.75
+    all_delivered: float = 0.95
+    idle_delay: float = 0.01
+    fast_growth: float = 1.25
+    busy_delay: float = 0.05
+    slow_growth: float = 1.01
+    full_seconds: float = 0.06
+    full_bytes: int = 256 << 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamPolicyConfig:
+    """Settings of the number of connections without BBR.
+
+    lossy: share of lost bytes from which on more connections may help. growth, gain: a trial has so many times the
+    connections, and must raise the rate by such a factor. watch_seconds: saturated seconds for which a number is
+    watched; longer is steadier. forget_seconds: after which its best rate starts over. pause_seconds,
+    max_pause_seconds: between trials that fail, at first and at most. min_window: packets in flight of each connection;
+    with fewer it notices a loss by a timeout only. slack: more connections than this times what the loss explains are
+    closed. assumed_loss: share of a path of which nothing is known, and the most that counts. unplanned: connections to
+    a far peer that is not in the plan, which may measure it.
+    """
+
+    lossy: float = 2e-4
+    growth: int = 3
+    gain: float = 1.1
+    watch_seconds: float = 1.0
+    forget_seconds: float = 60.0
+    pause_seconds: float = 60.0
+    max_pause_seconds: float = 960.0
+    min_window: int = 5
+    slack: float = 1.5
+    assumed_loss: float = 0.01
+    unplanned: int = 6
+
+
 @dataclass(frozen=True, slots=True)
 class MeasureConfig:
-    """Settings. probe: whether to probe at all; what flows is measured in any case.
+    """Settings of measuring and control.
 
-    loopback: probe peers on this machine too, where there is nothing to be learned but how fast it is.
+    probe: whether to probe; transfers are measured in any case. loopback: whether to probe peers on this machine.
     """
 
     probe: bool = True
     loopback: bool = False
     probing: ProbeConfig = field(default_factory=ProbeConfig)
+    estimates: EstimatorConfig = field(default_factory=EstimatorConfig)
     paths: PathControlConfig = field(default_factory=PathControlConfig)
+    uplink: UplinkPacerConfig = field(default_factory=UplinkPacerConfig)

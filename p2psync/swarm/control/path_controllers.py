@@ -7,14 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.config import NEAR_RTT_SECONDS, PathControlConfig
+from p2psync.swarm.control.config import MBIT, NEAR_RTT_SECONDS, EstimatorConfig, PathControlConfig
 from p2psync.swarm.control.connections import Connection, Connections
 from p2psync.swarm.control.interval import Interval
-from p2psync.swarm.control.node_estimates import LONGEST, MBIT
 from p2psync.swarm.control.path_controller import PathController, startup_gain
 from p2psync.swarm.control.tcp_sample import TcpSample
 
 _DEFAULTS = PathControlConfig()
+_MAX_INTERVAL = EstimatorConfig().max_interval
 #: Of one connection: seconds since its last sample, that sample, and the new one.
 _Change: TypeAlias = tuple[float, TcpSample, TcpSample]
 
@@ -119,7 +119,7 @@ def _interval(changes: Sequence[_Change]) -> Interval | None:
     """Returns what the connections of a path did together; None if data did not wait all the time, or the last samples
     are old."""
     seconds = max((seconds for seconds, _, _ in changes), default=0.0)
-    if seconds > LONGEST or not any(before.backlog and after.backlog for _, before, after in changes):
+    if seconds > _MAX_INTERVAL or not any(before.backlog and after.backlog for _, before, after in changes):
         return None
     return Interval(
         seconds,
