@@ -21,8 +21,8 @@ def controller(planned: float = PLANNED) -> PathController:
     return made
 
 
-def look(path: PathController, loss: float, *, rate: float = PLANNED) -> None:
-    """One look of half a second in which `rate` bytes/s were delivered."""
+def sample(path: PathController, loss: float, *, rate: float = PLANNED) -> None:
+    """One sample of half a second in which `rate` bytes/s were delivered."""
     sent = int(rate / 2 / (1 - loss))
     path.observe(Interval(0.5, sent, int(loss * sent), int(rate / 2)))
 
@@ -30,31 +30,31 @@ def look(path: PathController, loss: float, *, rate: float = PLANNED) -> None:
 def test_a_path_with_few_losses_is_not_paced() -> None:
     path = controller()
     for _ in range(20):
-        look(path, CONFIG.max_loss)
+        sample(path, CONFIG.max_loss)
     assert (path.state, path.pacing_rate) == (PathState.FREE, 0.0)
 
 
 def test_a_path_with_many_losses_is_paced_at_its_planned_or_its_delivery_rate() -> None:
     path = controller()
-    look(path, 0.2, rate=PLANNED / 2)
+    sample(path, 0.2, rate=PLANNED / 2)
     assert (path.state, path.pacing_rate) == (PathState.PACED, GAIN * PLANNED)
     faster = controller()
-    look(faster, 0.2, rate=3 * PLANNED)
+    sample(faster, 0.2, rate=3 * PLANNED)
     assert faster.pacing_rate == pytest.approx(3 * GAIN * PLANNED, abs=10), "the path has more than the plan knew"
 
 
 def test_losses_among_a_few_bytes_pace_no_path() -> None:
-    path, least = controller(), CONFIG.look_bytes
+    path, least = controller(), CONFIG.sample_bytes
     path.observe(Interval(0.5, least // 4, least // 32, least // 8))
     assert path.pacing_rate == 0.0
     path.observe(Interval(0.5, least, 0, least))
     assert path.pacing_rate == 0.0, "they are a small share of all that was sent"
     path.observe(Interval(0.5, least // 4, least // 32, least // 8))
-    assert path.pacing_rate == 0.0, "each look starts at zero"
+    assert path.pacing_rate == 0.0, "each sample starts at zero"
 
 
 def test_losses_before_a_pause_do_not_count_after_it() -> None:
-    path, sent = controller(), CONFIG.look_bytes - 1
+    path, sent = controller(), CONFIG.sample_bytes - 1
     path.observe(Interval(0.5, sent, sent // 2, sent // 2))
     path.observe(None)
     path.observe(Interval(0.5, sent, 0, sent))
@@ -64,12 +64,12 @@ def test_losses_before_a_pause_do_not_count_after_it() -> None:
 
 def test_a_path_that_keeps_losing_falls_to_its_planned_rate_and_no_further() -> None:
     path = controller()
-    look(path, 0.2, rate=2 * PLANNED)
+    sample(path, 0.2, rate=2 * PLANNED)
     rates = []
     for _ in range(30):
-        look(path, 0.05)
+        sample(path, 0.05)
         rates.append(path.pacing_rate)
-        look(path, 0.0)
+        sample(path, 0.0)
     assert rates == sorted(rates, reverse=True)
     assert rates[0] > GAIN * PLANNED
     assert rates[-1] == pytest.approx(GAIN * PLANNED, rel=0.01)
@@ -78,26 +78,26 @@ def test_a_path_that_keeps_losing_falls_to_its_planned_rate_and_no_further() -> 
 @pytest.mark.parametrize("loss", [0.0, 0.03])
 def test_a_paced_path_with_few_losses_rises_until_it_is_free(loss: float) -> None:
     path = controller()
-    look(path, 0.2)
-    paced, looks = path.pacing_rate, 0
+    sample(path, 0.2)
+    paced, samples = path.pacing_rate, 0
     while path.state is PathState.PACED:
         before = path.pacing_rate
-        look(path, loss, rate=path.pacing_rate)
-        looks += 1
+        sample(path, loss, rate=path.pacing_rate)
+        samples += 1
         assert path.pacing_rate == 0.0 or before < path.pacing_rate <= CONFIG.free_above * paced
     assert path.state is PathState.FREE
-    assert 20 < looks < 100, "not at once: it would lose much again"
+    assert 20 < samples < 100, "not at once: it would lose much again"
 
 
 def test_a_higher_planned_rate_raises_the_pacing_rate_and_a_lower_one_waits_for_losses() -> None:
     path = controller()
-    look(path, 0.2)
+    sample(path, 0.2)
     paced = path.pacing_rate
     path.set_planned(PLANNED, PLANNED)
     assert path.pacing_rate == paced
     path.set_planned(PLANNED / 2, PLANNED / 2)
     assert path.pacing_rate == paced
-    look(path, 0.2)
+    sample(path, 0.2)
     assert path.pacing_rate < paced
     lower = path.pacing_rate
     path.set_planned(PLANNED, PLANNED)
@@ -106,7 +106,7 @@ def test_a_higher_planned_rate_raises_the_pacing_rate_and_a_lower_one_waits_for_
 
 def test_a_planned_rate_of_zero_may_rise() -> None:
     path = controller(0.0)
-    look(path, 0.2)
+    sample(path, 0.2)
     path.set_planned(PLANNED, PLANNED)
     assert path.pacing_rate == GAIN * PLANNED
 
@@ -115,28 +115,28 @@ def test_a_transfer_starts_at_the_planned_rate_and_is_free_within_seconds() -> N
     path = controller()
     path.start_transfer(1.0)
     assert (path.state, path.pacing_rate) == (PathState.STARTUP, GAIN * PLANNED)
-    looks = 0
+    samples = 0
     while path.pacing_rate:
-        look(path, 0.0)
-        looks += 1
-    assert looks <= 10
-    look(path, 0.2)
+        sample(path, 0.0)
+        samples += 1
+    assert samples <= 10
+    sample(path, 0.2)
     assert path.state is PathState.PACED
 
 
 def test_a_starting_path_with_many_losses_is_paced_as_any_other() -> None:
     path = controller()
     path.start_transfer(1.0)
-    look(path, 0.2)
+    sample(path, 0.2)
     assert path.state is PathState.PACED
     for _ in range(10):
-        look(path, 0.0)
+        sample(path, 0.0)
     assert GAIN * PLANNED <= path.pacing_rate < 1.05 * PLANNED
 
 
 def test_the_start_of_a_transfer_leaves_a_paced_path_as_it_is() -> None:
     path = controller()
-    look(path, 0.2, rate=3 * PLANNED)
+    sample(path, 0.2, rate=3 * PLANNED)
     before = path.pacing_rate
     path.start_transfer(1.0)
     assert (path.state, path.pacing_rate) == (PathState.PACED, before)

@@ -1,4 +1,4 @@
-"""How long a connection takes to send what it is given, by its window, its limit and what waits."""
+"""The time that a connection takes to send more bytes, by its window, its pacing limit and its queue."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from p2psync.swarm.control.send_time import (
 )
 
 
-def test_what_waits_and_what_is_given_leave_at_the_windows_rate() -> None:
+def test_queued_and_new_bytes_leave_at_the_rate_of_the_window() -> None:
     assert SendTime().seconds(1000, 500, 3000.0, 0.0, 0.0) == pytest.approx(0.5)
 
 
-def test_a_limit_below_the_windows_rate_counts() -> None:
+def test_a_pacing_limit_below_the_rate_of_the_window_counts() -> None:
     estimate = SendTime()
     assert estimate.seconds(1000, 0, 3000.0, 500.0, 0.0) == pytest.approx(2.0)
     assert estimate.rate == 500.0
@@ -42,7 +42,7 @@ def test_an_unknown_rate_is_assumed() -> None:
     assert SendTime().seconds(int(ASSUMED_RATE), 0, 0.0, 0.0, 0.0) == pytest.approx(1.0)
 
 
-def test_what_may_wait_in_the_kernel_is_a_power_of_two_within_bounds() -> None:
+def test_the_bytes_that_may_wait_in_the_kernel_are_a_power_of_two_within_bounds() -> None:
     assert notsent_for(0.0) == MIN_NOTSENT_BYTES
     assert notsent_for(1e9) == MAX_NOTSENT_BYTES
     assert notsent_for(1e6) == 64 << 10

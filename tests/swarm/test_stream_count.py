@@ -19,14 +19,14 @@ class Line:
         return self.quiet >= seconds
 
 
-def test_what_is_lacking_and_not_under_way_is_dialled() -> None:
+def test_missing_connections_that_are_not_under_way_are_dialled() -> None:
     assert StreamCount().to_dial(5, 2, 1, 0.0) == 2
     assert StreamCount().to_dial(3, 2, 1, 0.0) == 0
     assert StreamCount().to_dial(MAX_STREAMS + 9, 0, 0, 0.0) == MAX_STREAMS
     assert StreamCount().to_dial(0, 0, 0, 0.0) == 1
 
 
-def test_dials_that_come_to_nothing_are_tried_again_after_a_pause_only() -> None:
+def test_failed_dials_are_repeated_only_after_a_pause() -> None:
     count = StreamCount()
     assert count.to_dial(3, 1, 0, 0.0) == 2
     assert count.to_dial(3, 1, 0, DIAL_PAUSE_SECONDS - 0.1) == 0

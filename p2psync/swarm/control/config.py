@@ -73,13 +73,13 @@ class EstimatorConfig:
 
     Conclusions. paced: a flow that delivers this share of its pacing limit shows no less than the path has. crowded,
     fair: the uplink limits flows that together use the first share of it, as far as each has the second share of an
-    equal part. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after which a
-    flow starts anew.
+    equal share. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after which a
+    flow counts as a new one.
 
     Degradation. degraded: a path is degraded below this share of its planned rate; more takes shared links for degraded
     ones. settle_seconds, settle_round_trips: for how long; longer finds cut links later. min_share: reported of a path
-    that gives nothing, since 0 means that it is not degraded. recovered: times the degraded rate at which a path is no
-    longer degraded.
+    that delivers nothing, since 0 means that it is not degraded. recovered: times the degraded rate at which a path is
+    no longer degraded.
 
     Loss. loss_memory_bytes: after which older losses count half. loss_min_bytes: before which there is no share.
     """
@@ -113,19 +113,19 @@ class EstimatorConfig:
 class SlowPathConfig:
     """When a path restarts because it is slow. Seconds count only while data waits.
 
-    slow: a look is slow that delivers less than this share of the expected rate. More restarts paths that merely share
-    a link. growing: a path grows by itself that delivers so many times the look before; less misses slow starts.
-    max_loss: share of the bytes from which on a path loses rather than lags. look_seconds: of a look; more is steadier
-    and later. slow_looks: slow looks in a row before a restart. grace_seconds: for a restarted path to grow.
-    helped: a restart helped if the next slow rate is so many times the one before. max_failed: restarts in a row that
-    did not help before the path is left to TCP.
+    slow: a sample is slow that delivers less than this share of the expected rate. More restarts paths that merely
+    share a link. growing: a path grows by itself that delivers so many times the sample before; less misses slow
+    starts. max_loss: share of the bytes from which on a path loses rather than lags. sample_seconds: of a sample; more
+    is steadier and later. slow_samples: slow samples in a row before a restart. grace_seconds: for a restarted path to
+    grow. helped: a restart helped if the next slow rate is so many times the one before. max_failed: restarts in a row
+    that did not help before the path is left to TCP.
     """
 
     slow: float = 0.65
     growing: float = 1.5
     max_loss: float = 0.02
-    look_seconds: float = 0.25
-    slow_looks: int = 2
+    sample_seconds: float = 0.25
+    slow_samples: int = 2
     grace_seconds: float = 2.0
     helped: float = 1.3
     max_failed: int = 2
@@ -133,13 +133,13 @@ class SlowPathConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathControlConfig:
-    """Settings of path control. Rates in bytes/s; a look is an interval of `look_bytes` sent while data waits.
+    """Settings of path control. Rates in bytes/s; a sample is an interval of `sample_bytes` sent while data waits.
 
     Pacing. max_loss: share of lost bytes above which a path is paced: links lose up to some percent by themselves.
-    look_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the planned rate, so that
-    queues drain. paced_growth, startup_growth: factors of the pacing rate for each look without many losses; more finds
-    spare bandwidth sooner, and overflows queues. backoff: factor for each look with many losses. free_above: a path is
-    free once its pacing rate is so many times the one after the last loss.
+    sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the planned rate, so that
+    queues drain. paced_growth, startup_growth: factors of the pacing rate for each sample without many losses; more
+    finds spare bandwidth sooner, and overflows queues. backoff: factor for each sample with many losses. free_above: a
+    path is free once its pacing rate is so many times the one after the last loss.
 
     Startup. queue_seconds: of a link's rate that every queue holds; more starts small transfers faster, and overflows
     short queues. min_startup_rate: no path starts slower, since a chunk would take seconds.
@@ -150,7 +150,7 @@ class PathControlConfig:
     """
 
     max_loss: float = 0.04
-    look_bytes: int = 192 << 10
+    sample_bytes: int = 192 << 10
     pacing_gain: float = 0.97
     paced_growth: float = 1.004
     startup_growth: float = 1.03

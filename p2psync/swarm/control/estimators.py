@@ -63,7 +63,7 @@ class WindowedMax:
         self._bucket_seconds = config.window_seconds / config.buckets
         self._sampler = DeliveryRateSampler()
         self._skipped_seconds = 0.0
-        #: Conclusive seconds and the highest rate of each part of the window.
+        #: Conclusive seconds and the highest rate of each bucket of the window.
         self._buckets: deque[list[float]] = deque(maxlen=config.buckets)
         #: A lower bound that counts once there is a sample.
         self._floor = 0.0
@@ -118,7 +118,7 @@ class WindowedMax:
 
     def raise_floor(self, rate: float) -> None:
         """Raises the maximum to a rate that counts only once there is a sample: a fast link empties its queue between
-        two looks, so its rate is no sample, but a slow path must not pass for the whole uplink."""
+        two samples, so its rate is none, but a slow path must not pass for the whole uplink."""
         if not self._buckets:
             self._floor = max(self._floor, rate)
         elif self.value < rate:
@@ -174,14 +174,14 @@ class FlowClock:
 
 @dataclass(frozen=True, slots=True)
 class Degradation:
-    """A path or uplink that gives far less than it did. share: what is left of its rate. rate: bytes/s now."""
+    """A path or uplink that delivers far less than before. share: of its former rate. rate: bytes/s now."""
 
     share: float
     rate: float
 
 
 class DegradationDetector:
-    """Detects that a path or an uplink gives far less than the plan expects of it."""
+    """Detects that a path or an uplink delivers far less than the plan expects of it."""
 
     def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
         self._config = config
@@ -214,6 +214,6 @@ class DegradationDetector:
             return None
         if max(rate for rate, _ in self._recent) >= self._config.degraded * normal:
             return None
-        # The highest recent rate is just below the threshold when that is noticed; the newest one shows what is left.
+        # The highest recent rate is just below the threshold when that is noticed; the newest one is what remains.
         share = max(self._config.min_share, self._recent[-1][0] / normal)
         return Degradation(share, best * share)

@@ -65,7 +65,7 @@ class NetworkMonitor:
     ) -> None:
         """streams: connections to each peer; 0: as measurements say. congestion: their algorithm; "": the kernel's.
 
-        on_measures: told of new statistics. on_connections: told the number of connections of a peer, now and then.
+        on_measures: takes new statistics. on_connections: takes the number of connections of a peer, now and then.
         on_pace: takes the limit of the uplink (bytes/s; 0: none), and returns whether chunks waited for it.
         others_fetch: whether peers still fetch from this node, over links that probes would use.
         """
@@ -207,7 +207,7 @@ class NetworkMonitor:
         return True
 
     def statistics(self) -> NodeStatistics:
-        """Returns the statistics for the hub; the downlink is told once the prober is sure of it, or nobody probes."""
+        """Returns the statistics for the hub; the downlink counts once the prober is sure of it, or nobody probes."""
         return self._reporter.report(is_down_sure=not self._config.probe or self._prober.down_sure)
 
     # ---- ticks -----------------------------------------------------------------------------------------------------
@@ -310,5 +310,5 @@ class NetworkMonitor:
 
     def _pumped(self, name: str, sent: int) -> None:
         self._prober.padding_ended(name, sent, self._loop.time())
-        # From within an action the loop in `_act` goes on with what this adds; after a timer it must begin.
+        # Within an action the loop in `_act` carries out what this adds; after a timer nothing does.
         self._loop.call_later(0, self._act)

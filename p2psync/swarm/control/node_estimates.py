@@ -6,10 +6,10 @@ queue never ran dry in, and which the peer's receive window did not limit: then 
 BBR, where application-limited samples do not count. A path's rate is the sum over its connections, the node's the sum
 over its paths.
 
-The highest rate that lasted counts, over a minute of conclusive intervals. A path is degraded that gives less than
-three tenths of its planned rate for a second; if all busy paths are, and they lead to several regions, the uplink is.
-A flow that just started proves nothing: it needs time to find its rate. Received bytes only raise a maximum, since the
-sender alone knows what limited it.
+The highest rate that lasted counts, over a minute of conclusive intervals. A path is degraded that delivers less
+than three tenths of its planned rate for a second; if all busy paths are, and they lead to several regions, the uplink
+is. A flow that just started proves nothing: it needs time to find its rate. Received bytes only raise a maximum, since
+the sender alone knows what limited it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class PathEvent(Enum):
     TRANSFER = auto()
     """A transfer starts after a pause."""
     LOSS = auto()
-    """A look had many losses."""
+    """A sample had many losses."""
     ROSE = auto()
     """The pacing rate rose above the rate at which the path is free."""
 
@@ -85,7 +85,7 @@ class PathController:
         self.pacing_rate = 0.0
         self._limit = 0.0
         self._free_above = 0.0
-        self._look = Interval()
+        self._sample = Interval()
         self._slow_path = SlowPathDetector(config.slow_path)
 
     def set_planned(self, rate: float, limit: float) -> None:
@@ -114,16 +114,16 @@ class PathController:
     def observe(self, interval: Interval | None) -> bool:
         """Takes what the path did since the last call; returns whether its congestion control should restart.
 
-        interval: None if data did not wait all the time; then the look starts over.
+        interval: None if data did not wait all the time; then the sample starts over.
         """
         if interval is None:
-            self._look = Interval()
+            self._sample = Interval()
             self._slow_path.skip()
             return False
-        self._look.add(interval)
-        if self._look.sent >= self._config.look_bytes:
-            look, self._look = self._look, Interval()
-            self._judge(look)
+        self._sample.add(interval)
+        if self._sample.sent >= self._config.sample_bytes:
+            sample, self._sample = self._sample, Interval()
+            self._judge(sample)
         return self._slow_path.observe(interval, self.pacing_rate)
 
     def restarted(self, now: float) -> None:
@@ -139,14 +139,14 @@ class PathController:
             self._restarted_at = now
         return now - self._restarted_at >= self._refresh_age
 
-    def _judge(self, look: Interval) -> None:
+    def _judge(self, sample: Interval) -> None:
         gain = self._config.pacing_gain
-        if look.loss > self._config.max_loss:
+        if sample.loss > self._config.max_loss:
             self._on(PathEvent.LOSS)
             if self.pacing_rate:
                 self._pace(max(min(self.pacing_rate, gain * self._limit), self._config.backoff * self.pacing_rate))
             else:
-                self._pace(gain * max(self._limit, look.delivery_rate))
+                self._pace(gain * max(self._limit, sample.delivery_rate))
         elif self.pacing_rate:
             startup = self.state is PathState.STARTUP
             self.pacing_rate *= self._config.startup_growth if startup else self._config.paced_growth

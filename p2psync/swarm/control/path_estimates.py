@@ -61,10 +61,10 @@ class PathEstimates:
         self.network_limited_since: float | None = None
         #: When chunks or padding last moved.
         self.used_at = 0.0
-        #: The share that is left of the best rate since the path degraded; 0: it is as it was.
+        #: The share of the best rate that remained when the path degraded; 0: it did not.
         self.degraded_to = 0.0
         self._degraded_rate = 0.0
-        #: The planned rate, and the share of it that was left before the plan changed it.
+        #: The planned rate, and the share of it that remains until the plan changes.
         self._planned, self._planned_share = 0.0, 1.0
         self._detector = DegradationDetector(config)
         self._clock = FlowClock(config)
@@ -120,7 +120,7 @@ class PathEstimates:
 
     def degradation(self, planned: float) -> Degradation | None:
         """Returns how far the path is below its planned rate, None if it is not. Until a plan changes that rate, the
-        path is expected to give what was left when it degraded last."""
+        path is expected to deliver what remained when it degraded last."""
         if planned != self._planned:
             self._planned, self._planned_share = planned, 1.0
         if 0 < self.degraded_to <= self._config.min_share:

@@ -1,9 +1,9 @@
 """Detects a path whose congestion control believes in far less than the plan, and should restart. Sans-I/O.
 
 Theory of operation. BBR keeps the bandwidth that it saw last. After a pause that is what a few small messages made of
-it, or what other flows left; from there it grows by a quarter in eight round trips. A path of 100 ms that starts at a
-fifth of its planned rate takes six seconds to reach it. After a restart BBR doubles its rate in each round trip. So a
-path restarts that always has data to send, loses little, delivers far less than expected and does not grow. Where
+it, or the rate beside other flows; from there it grows by a quarter in eight round trips. A path of 100 ms that starts
+at a fifth of its planned rate takes six seconds to reach it. After a restart BBR doubles its rate in each round trip.
+So a path restarts that always has data to send, loses little, delivers far less than expected and does not grow. Where
 restarts do not help, the plan is wrong, and the path is left to TCP until the next plan.
 """
 
@@ -26,9 +26,9 @@ class SlowPathDetector:
         self._failed_restarts = 0
         #: Delivery rate before the last restart, and the backlogged seconds since.
         self._rate_before, self._since = 0.0, config.grace_seconds
-        self._slow_looks = 0
+        self._slow_samples = 0
         self._last_rate = math.inf
-        self._look = Interval()
+        self._sample = Interval()
 
     def set_planned(self, rate: float) -> None:
         """Sets the planned rate (bytes/s); another rate allows restarts again."""
@@ -36,23 +36,23 @@ class SlowPathDetector:
             self._planned, self._failed_restarts = rate, 0
 
     def skip(self) -> None:
-        """Forgets the current look: data did not wait all the time."""
-        self._look = Interval()
+        """Starts the sample over: data did not wait all the time."""
+        self._sample = Interval()
         self._last_rate = math.inf
 
     def observe(self, interval: Interval, pacing_rate: float) -> bool:
         """Returns whether the path should restart. pacing_rate: its limit (bytes/s); 0: none."""
-        self._look.add(interval)
-        if self._look.seconds < self._config.look_seconds:
+        self._sample.add(interval)
+        if self._sample.seconds < self._config.sample_seconds:
             return False
-        look, self._look = self._look, Interval()
-        rate = look.delivery_rate
-        self._since += look.seconds
+        sample, self._sample = self._sample, Interval()
+        rate = sample.delivery_rate
+        self._since += sample.seconds
         expected = min(self._planned, pacing_rate or math.inf)
         grows, self._last_rate = rate >= self._config.growing * self._last_rate, rate
-        slow = rate < self._config.slow * expected and look.loss < self._config.max_loss and not grows
-        self._slow_looks = self._slow_looks + 1 if slow else 0
-        if self._slow_looks < self._config.slow_looks or self._since < self._config.grace_seconds:
+        slow = rate < self._config.slow * expected and sample.loss < self._config.max_loss and not grows
+        self._slow_samples = self._slow_samples + 1 if slow else 0
+        if self._slow_samples < self._config.slow_samples or self._since < self._config.grace_seconds:
             return False
         return self._try_restart(rate)
 
@@ -62,5 +62,5 @@ class SlowPathDetector:
         self._failed_restarts = self._failed_restarts + 1 if rate < self._config.helped * self._rate_before else 0
         if self._failed_restarts >= self._config.max_failed:
             return False
-        self._rate_before, self._since, self._slow_looks = rate, 0.0, 0
+        self._rate_before, self._since, self._slow_samples = rate, 0.0, 0
         return True

@@ -16,7 +16,7 @@ class StreamManager:
     def __init__(
         self, peers: Connections, policy: StreamPolicy, *, adapts: bool, on_count: Callable[[str, int], None]
     ) -> None:
-        """adapts: False leaves the numbers as they are. on_count: told the number of each peer, now and then."""
+        """adapts: False leaves the numbers as they are. on_count: takes the number of a peer, now and then."""
         self._peers = peers
         self._policy = policy
         self._adapts = adapts
@@ -54,7 +54,7 @@ class StreamManager:
         return changed
 
     def open_share(self, name: str) -> float:
-        """Returns the share of the wanted connections that are open; a path with fewer gives as much less."""
+        """Returns the share of the wanted connections that are open; a path with fewer delivers as much less."""
         if not self._adapts or self._policy.is_tolerant:
             return 1.0
         return min(1.0, len(self._peers.streams(name)) / self._policy.wanted(name))
