@@ -17,8 +17,7 @@ from typing import Any
 
 from p2psync.errors import UsageError
 from p2psync.setting_names import named
-from p2psync.swarm.control.config import NEAR_RTT_SECONDS
-from p2psync.swarm.control.send_time import MIN_NOTSENT_BYTES
+from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, NEAR_RTT_SECONDS
 
 #: Choices of `--congestion` that are no algorithm's name.
 AUTO_CONGESTION = "auto"

@@ -16,8 +16,8 @@ from p2psync.net.runner import NodeRunner
 from p2psync.protocol.manifest import Manifest
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
-from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
-from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
+from p2psync.swarm.control.config import LARGE, QUIET, MeasureConfig, ProbeConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.path_estimates import PathEstimates
 from p2psync.swarm.exchange.actions import Vet
 from p2psync.swarm.node import NodeConfig, NodeCore

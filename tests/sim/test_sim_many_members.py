@@ -11,8 +11,9 @@ from p2psync.membership.client import CallJoin, CallRenew, CallView, HubCall, Me
 from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInfo, NodeStatistics, View
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
+from p2psync.swarm.control.config import ALL_PATHS
 from p2psync.swarm.control.node_estimates import NodeEstimates
-from p2psync.swarm.control.report import ALL_PATHS, Reporter, most_paths
+from p2psync.swarm.control.report import Reporter, most_paths
 from p2psync.swarm.node import NodeConfig
 
 MEMBERS, REACHABLE = 1000, 40

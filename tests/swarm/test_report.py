@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from p2psync.swarm.control.config import SAME_USE_SECONDS
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.path_estimates import PathEstimates
-from p2psync.swarm.control.report import SAME_USE_SECONDS, Reporter
+from p2psync.swarm.control.report import Reporter
 
 
 def measured(used_at: float = 0.0) -> PathEstimates:

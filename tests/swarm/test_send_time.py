@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from p2psync.swarm.control.send_time import (
-    ASSUMED_RATE,
-    MAX_NOTSENT_BYTES,
-    MIN_NOTSENT_BYTES,
-    WINDOW_HALF_LIFE,
-    SendTime,
-    notsent_for,
-)
+from p2psync.swarm.control.config import ASSUMED_RATE, MAX_NOTSENT_BYTES, MIN_NOTSENT_BYTES, WINDOW_HALF_LIFE
+from p2psync.swarm.control.send_time import SendTime, notsent_for
 
 
 def test_queued_and_new_bytes_leave_at_the_rate_of_the_window() -> None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from p2psync.protocol.messages import MAX_STREAMS
-from p2psync.swarm.control.stream_count import CLOSE_IDLE_SECONDS, DIAL_PAUSE_SECONDS, StreamCount
+from p2psync.swarm.control.config import CLOSE_IDLE_SECONDS, DIAL_PAUSE_SECONDS
+from p2psync.swarm.control.stream_count import StreamCount
 
 
 @dataclass(eq=False)

@@ -16,9 +16,9 @@ from p2psync.protocol.messages import (
     encode_control,
 )
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.control.config import NEAR_RTT_SECONDS, PADDING_BYTES
+from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, NEAR_RTT_SECONDS, PADDING_BYTES
 from p2psync.swarm.control.probe_sender import FRAME_BYTES
-from p2psync.swarm.control.send_time import MIN_NOTSENT_BYTES, SendTime, notsent_for
+from p2psync.swarm.control.send_time import SendTime, notsent_for
 from p2psync.swarm.control.tcp_sample import TcpSample
 from p2psync.topology.tcp.congestion import MIN_WINDOW, Bbr, Cubic
 from p2psync.topology.tcp.connection import TcpConnection

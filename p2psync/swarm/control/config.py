@@ -14,6 +14,45 @@ INITIAL_STREAMS = 2
 #: Bytes of padding in a frame.
 PADDING_BYTES = 32 << 10
 
+# ---- the monitor -----------------------------------------------------------------------------------------------------
+
+#: Seconds between samples: while padding flows, and otherwise. More finds changes later, and costs fewer system calls.
+TICK_PROBING, TICK = 0.1, 0.25
+#: Seconds between adjustments of the numbers of connections, and reports.
+ADJUST_EVERY = 1.0
+#: A connection is sampled for so long after its last bytes, and so often while it is idle (seconds).
+LINGER_SECONDS, IDLE_EVERY_SECONDS = 1.0, 5.0
+#: Without BBR transfers of up to so many bytes restart no path: they are over before a path has found its rate.
+LARGE = 4 << 20
+#: Seconds without a chunk after which a path's congestion control is out of date.
+QUIET = 1.0
+
+# ---- reports ---------------------------------------------------------------------------------------------------------
+
+#: Paths in the reports of all members together, about: a hub holds them all and plans from them. And in one report at
+#: least, which has room for a node's paths of the plan and its peers in other regions.
+ALL_PATHS, MIN_PATHS = 1 << 16, 32
+#: Uses of two paths within so many seconds count as equal, so that reports do not change all the time.
+SAME_USE_SECONDS = 60.0
+#: A figure changes if it moves by more than this share of itself; round trips by so many seconds at least, losses by
+#: such a share of the bytes. More reports changes later, and makes fewer plans.
+CHANGE, RTT_CHANGE, LOSS_CHANGE = 0.06, 0.001, 0.002
+
+# ---- connections -----------------------------------------------------------------------------------------------------
+
+#: A surplus connection is closed once it was idle for so long (seconds); less opens and closes more often.
+CLOSE_IDLE_SECONDS = 2.0
+#: Pause between dials of further connections to one peer (seconds): dials may fail again and again.
+DIAL_PAUSE_SECONDS = 5.0
+#: Unsent bytes that the kernel may hold, at least and at most, and for how long they may wait (seconds): more cannot be
+#: overtaken or cancelled; less leaves a fast connection without data.
+MIN_NOTSENT_BYTES, MAX_NOTSENT_BYTES, MAX_NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
+#: The assumed rate of a connection that nobody has measured (bytes/s).
+ASSUMED_RATE = 1e6
+#: Seconds in which half of a former, larger window is forgotten. BBR closes its window for 0.2 s to measure the round
+#: trip; another connection would have to find its window first. More waits longer for a window that stays closed.
+WINDOW_HALF_LIFE = 0.4
+
 
 @dataclass(frozen=True, slots=True)
 class ProbeConfig:

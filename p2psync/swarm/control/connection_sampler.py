@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from p2psync.swarm.control.config import IDLE_EVERY_SECONDS, LINGER_SECONDS
 from p2psync.swarm.control.connections import Connection, Connections
 from p2psync.swarm.control.tcp_sample import TcpSample
 
-#: A connection is sampled for so long after its last bytes, and so often while it is idle (seconds).
-LINGER_SECONDS, IDLE_EVERY_SECONDS = 1.0, 5.0
 _NEVER = float("-inf")
 
 

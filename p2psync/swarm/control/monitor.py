@@ -22,7 +22,17 @@ from p2psync.protocol.messages import (
     UplinkRate,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.control.config import INITIAL_STREAMS, MBIT, NEAR_RTT_SECONDS, MeasureConfig
+from p2psync.swarm.control.config import (
+    ADJUST_EVERY,
+    INITIAL_STREAMS,
+    LARGE,
+    MBIT,
+    NEAR_RTT_SECONDS,
+    QUIET,
+    TICK,
+    TICK_PROBING,
+    MeasureConfig,
+)
 from p2psync.swarm.control.connection_sampler import ConnectionSampler
 from p2psync.swarm.control.connections import Connections, Scheduler, TimerHandle
 from p2psync.swarm.control.node_estimates import NodeEstimates
@@ -34,15 +44,6 @@ from p2psync.swarm.control.report import Reporter
 from p2psync.swarm.control.stream_manager import StreamManager
 from p2psync.swarm.control.stream_policy import TOLERANT, StreamPolicy
 from p2psync.swarm.control.uplink_pacer import UplinkPacer
-
-#: Seconds between samples: while padding flows, and otherwise. More finds changes later, and costs fewer system calls.
-TICK_PROBING, TICK = 0.1, 0.25
-#: Seconds between adjustments of the numbers of connections, and reports.
-ADJUST_EVERY = 1.0
-#: Without BBR transfers of up to so many bytes restart no path: they are over before a path has found its rate.
-LARGE = 4 << 20
-#: Seconds without a chunk after which a path's congestion control is out of date.
-QUIET = 1.0
 
 
 class NetworkMonitor:

@@ -13,18 +13,9 @@ from itertools import islice
 
 from p2psync.membership.checks import MAX_PATHS
 from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.control.config import MBIT
+from p2psync.swarm.control.config import ALL_PATHS, CHANGE, LOSS_CHANGE, MBIT, MIN_PATHS, RTT_CHANGE, SAME_USE_SECONDS
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.path_estimates import PathEstimates
-
-#: Paths in the reports of all members together, about: a hub holds them all and plans from them. And in one report at
-#: least, which has room for a node's paths of the plan and its peers in other regions.
-ALL_PATHS, MIN_PATHS = 1 << 16, 32
-#: Uses of two paths within so many seconds count as equal, so that reports do not change all the time.
-SAME_USE_SECONDS = 60.0
-#: A figure changes if it moves by more than this share of itself; round trips by so many seconds at least, losses by
-#: such a share of the bytes.
-CHANGE, RTT_CHANGE, LOSS_CHANGE = 0.06, 0.001, 0.002
 
 
 def most_paths(members: int) -> int:

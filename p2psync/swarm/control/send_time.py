@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 
-#: Unsent bytes that the kernel may hold, at least and at most, and for how long they may wait (seconds):
-#: more cannot be overtaken or cancelled; less leaves a fast connection without data.
-MIN_NOTSENT_BYTES, MAX_NOTSENT_BYTES, MAX_NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
-#: The assumed rate of a connection that nobody has measured (bytes/s).
-ASSUMED_RATE = 1e6
-#: Seconds in which half of a former, larger window is forgotten. BBR closes its window for 0.2 s to measure the round
-#: trip; another connection would have to find its window first. More waits longer for a window that stays closed.
-WINDOW_HALF_LIFE = 0.4
+from p2psync.swarm.control.config import (
+    ASSUMED_RATE,
+    MAX_NOTSENT_BYTES,
+    MAX_NOTSENT_SECONDS,
+    MIN_NOTSENT_BYTES,
+    WINDOW_HALF_LIFE,
+)
 
 
 class SendTime:

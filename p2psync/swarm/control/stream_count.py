@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from p2psync.protocol.messages import MAX_STREAMS
+from p2psync.swarm.control.config import CLOSE_IDLE_SECONDS, DIAL_PAUSE_SECONDS
 from p2psync.swarm.control.connections import Connection
 
-#: A surplus connection is closed once it was idle for so long (seconds); less opens and closes more often.
-CLOSE_IDLE_SECONDS = 2.0
-#: Pause between dials of further connections to one peer (seconds): dials may fail again and again.
-DIAL_PAUSE_SECONDS = 5.0
 _Stream = TypeVar("_Stream", bound=Connection)
 
 
