@@ -129,11 +129,17 @@ def test_losses_of_a_probe_pace_no_path(node: Node) -> None:
     assert not node.far.rates
 
 
-def test_each_connection_of_a_path_may_use_its_whole_pacing_rate() -> None:
-    other = Line("far", carries=False)
+def test_connections_that_carry_share_the_pacing_rate_of_their_path() -> None:
+    other = Line("far")
     node = Node(other)
+    node.run(1, 0.2, rate=PLANNED / 4)
+    assert node.far.rates[-1] == other.rates[-1] == pytest.approx(GAIN * PLANNED / 2, rel=0.3)
+
+
+def test_a_connection_that_carries_alone_has_the_whole_pacing_rate() -> None:
+    node = Node(Line("far", carries=False))
     node.run(0.5, 0.2)
-    assert node.far.rates[-1] == other.rates[-1] == pytest.approx(GAIN * PLANNED, rel=0.05)
+    assert node.far.rates[-1] == pytest.approx(GAIN * PLANNED, rel=0.05)
 
 
 def test_the_delivery_rate_is_not_measured_over_a_silence(node: Node) -> None:

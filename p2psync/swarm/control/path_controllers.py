@@ -14,7 +14,7 @@ from p2psync.swarm.control.path_controller import PathController, startup_gain
 from p2psync.swarm.control.tcp_sample import TcpSample
 
 _DEFAULTS = PathControlConfig()
-_MAX_INTERVAL = EstimatorConfig().max_interval
+_MAX_INTERVAL, _MIN_RATE = EstimatorConfig().max_interval, EstimatorConfig().min_transfer_rate
 #: Of one connection: seconds since its last sample, that sample, and the new one.
 _Change: TypeAlias = tuple[float, TcpSample, TcpSample]
 
@@ -33,6 +33,8 @@ class PathControllers:
         self._transfer_rate = 0.0
         self._idle_restarts: dict[Connection, float] = {}
         self._last: dict[Connection, tuple[TcpSample, float]] = {}
+        #: How many connections of a path carried its last data.
+        self._carrying: dict[str, int] = {}
         #: Peers whose connections have a pacing limit.
         self.paced: frozenset[str] = frozenset()
 
@@ -84,6 +86,9 @@ class PathControllers:
             before, at = self._last.get(stream, (sample, now))
             if now > at and sample.rtt > NEAR_RTT_SECONDS:
                 changes.setdefault(sample.peer, []).append((now - at, before, sample))
+        for name, moved in changes.items():
+            if carrying := sum(after.sent - before.sent > _MIN_RATE * seconds for seconds, before, after in moved):
+                self._carrying[name] = carrying
         for name, path in self._paths.items():
             interval = _interval(changes.get(name, ())) if name not in probed else None
             if path.observe(interval) or (interval is not None and self._is_refresh_due(name, now)):
@@ -91,6 +96,7 @@ class PathControllers:
         alive = set(self._peers.all_streams())
         self._last = {stream: last for stream, last in self._last.items() if stream in alive}
         self._last |= {stream: (sample, now) for stream, sample in samples.items()}
+        self._carrying = {name: count for name, count in self._carrying.items() if name in self._paths}
         self._set_limits(probed)
 
     def _is_refresh_due(self, name: str, now: float) -> bool:
@@ -106,12 +112,12 @@ class PathControllers:
             self._paths[name].restarted(now)
 
     def _set_limits(self, probed: Collection[str]) -> None:
-        """Sets the limits of all paths but the probed ones. Each connection of a path gets the whole of it: one that
-        found its rate leaves the others nearly unused."""
+        """Sets the limits of all paths but the probed ones. The connections that carry a path's data share its limit:
+        one that found its rate leaves the others nearly unused."""
         limits = {name: path.pacing_rate for name, path in self._paths.items() if path.pacing_rate}
         for name in (limits.keys() | self.paced).difference(probed):
             for stream in self._peers.streams(name):
-                stream.set_pacing_limit(limits.get(name, 0.0))
+                stream.set_pacing_limit(limits.get(name, 0.0) / self._carrying.get(name, 1))
         self.paced = frozenset(limits) | self.paced.intersection(probed)
 
 
