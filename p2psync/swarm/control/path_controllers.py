@@ -69,9 +69,9 @@ class PathControllers:
         """
         if not self.probes_rtt:
             return
-        streams = list(self._peers.all_streams())
-        self._idle_restarts = {stream: at for stream, at in self._idle_restarts.items() if stream in set(streams)}
-        for stream in streams:
+        alive = set(self._peers.all_streams())
+        self._idle_restarts = {stream: at for stream, at in self._idle_restarts.items() if stream in alive}
+        for stream in self._peers.all_streams():
             since = now - self._idle_restarts.get(stream, -math.inf)
             due = since >= self._config.idle_restart_seconds and stream.idle(self._config.idle_seconds)
             if due and stream.can_restart:
@@ -115,7 +115,7 @@ class PathControllers:
         """Sets the limits of all paths but the probed ones. The connections that carry a path's data share its limit:
         one that found its rate leaves the others nearly unused."""
         limits = {name: path.pacing_rate for name, path in self._paths.items() if path.pacing_rate}
-        for name in (limits.keys() | self.paced).difference(probed):
+        for name in sorted((limits.keys() | self.paced).difference(probed)):
             for stream in self._peers.streams(name):
                 stream.set_pacing_limit(limits.get(name, 0.0) / self._carrying.get(name, 1))
         self.paced = frozenset(limits) | self.paced.intersection(probed)
