@@ -108,7 +108,7 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
     run(check())
 
 
-def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_nobody_probes(run: Run) -> None:
+def test_a_downlink_is_reported_once_the_prober_is_sure_of_it_or_if_nobody_probes(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
         one = measured(a)
@@ -173,7 +173,7 @@ def test_while_others_fetch_what_is_here_nobody_is_probed_for_some_while(run: Ru
     run(check())
 
 
-def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> None:
+def test_a_child_of_the_plan_has_a_path_controller_and_its_connections_are_sampled(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
         one = measured(a, config=POOR)
@@ -359,7 +359,7 @@ def test_junk_that_nobody_asked_for_ends_the_connection(run: Run) -> None:
     run(check())
 
 
-def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_are_opened_and_closed_while_chunks_flow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_count, "CLOSE_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(stream_count, "DIAL_PAUSE_SECONDS", 0.0)
 
@@ -392,7 +392,7 @@ def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: 
     run(check())
 
 
-def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dialled_node_requests_connections_of_the_one_that_dialled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(monitor_module, "ADJUST_EVERY", 0.0)
 
     async def check() -> None:
@@ -439,7 +439,7 @@ def test_connections_to_near_peers_get_the_congestion_control_for_near_ones(
     assert run(used(0.0)) == {"reno"}
 
 
-def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(run: Run) -> None:
+def test_a_connection_counts_chunks_that_meet_an_empty_queue(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a", streams=1).listen(), await Told("b", streams=1).listen()
         a.table.dial(b.info)
@@ -461,7 +461,7 @@ def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(r
     run(check())
 
 
-def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_trip_is_timed_by_pings_without_the_kernels_counters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_TCP_INFO", None)
 
     async def check() -> None:
@@ -482,7 +482,7 @@ def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypa
     run(check())
 
 
-def test_the_kernels_counters_are_read_where_they_stand() -> None:
+def test_the_kernels_counters_are_read_at_their_offsets() -> None:
     data = bytearray(232)
     struct.pack_into("<I", data, 16, 1448)  # tcpi_snd_mss
     struct.pack_into("<III", data, 28, 3, 5, 2)  # tcpi_sacked, tcpi_lost, tcpi_retrans
@@ -520,7 +520,7 @@ def test_the_kernel_agrees_about_a_connection_of_this_machine() -> None:
         ("", set(), ("", "")),
     ],
 )
-def test_the_best_congestion_control_to_be_had_is_taken(
+def test_the_best_available_congestion_control_is_chosen(
     wish: str, offered: set[str], chosen: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has: Callable[[str], bool] = offered.__contains__
@@ -528,7 +528,7 @@ def test_the_best_congestion_control_to_be_had_is_taken(
     assert tcp.choose_congestion(wish) == tcp.Congestion(*chosen)
 
 
-def test_one_that_is_not_to_be_had_is_one_line() -> None:
+def test_an_unavailable_congestion_control_is_an_error_of_one_line() -> None:
     with pytest.raises(UsageError, match="congestion quic is not offered here"):
         tcp.choose_congestion("quic")
 
