@@ -102,7 +102,7 @@ async def run(setup: ProbeSetup) -> None:
             state = ProbeState(
                 node=info.node,
                 seconds=time.monotonic() - begin,
-                statistics=monitor.estimates.statistics(),
+                statistics=monitor.statistics(),
                 padding_sent=monitor.padding_sent,
                 padding_received=monitor.padding_received,
                 streams={peer.node: len(table.streams(peer.node)) for peer in setup.peers},

@@ -16,8 +16,8 @@ from p2psync.errors import FormatError
 from p2psync.net import tcp
 from p2psync.protocol.frames import FrameReader
 from p2psync.protocol.messages import Control, Hello, Message, Ping, ProbePadding, encode_chunk_header, encode_control
-from p2psync.swarm.control.config import PADDING_BYTES
-from p2psync.swarm.control.send_time import LEAST_NOTSENT, SendTime, notsent_for
+from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, PADDING_BYTES
+from p2psync.swarm.control.send_time import SendTime, notsent_for
 from p2psync.swarm.control.tcp_sample import TcpSample
 
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
@@ -78,7 +78,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._dry = True
         self._congestion = congestion
         self._send_time = SendTime()
-        self._may_wait = LEAST_NOTSENT
+        self._may_wait = MIN_NOTSENT_BYTES
         self._held_to = 0.0
         self._least = 1
         self._retired = False

@@ -17,14 +17,13 @@ from typing import Any
 
 from p2psync.errors import UsageError
 from p2psync.setting_names import named
-from p2psync.swarm.control.config import NEAR_RTT
-from p2psync.swarm.control.send_time import LEAST_NOTSENT
+from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, NEAR_RTT_SECONDS
 
 #: Choices of `--congestion` that are no algorithm's name.
 AUTO_CONGESTION = "auto"
 #: The names that AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
-#: The name it takes towards near peers: see `NEAR_RTT`.
+#: The name it takes towards near peers: see `NEAR_RTT_SECONDS`.
 NEAR = "cubic"
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
@@ -144,7 +143,7 @@ def pace(sock: Any) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """Names of congestion controls, "" for what the socket has. near: towards peers within `NEAR_RTT`; far: others."""
+    """Names of congestion controls, "" for what the socket has. near: towards peers within `NEAR_RTT_SECONDS`."""
 
     far: str = ""
     near: str = ""
@@ -201,10 +200,10 @@ def tune(sock: Any, congestion: Congestion) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     # The handshake has timed one round trip. BBR leaves its pacing behind, so it is not tried out first.
     info = tcp_info(sock)
-    name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT else congestion.far
+    name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT_SECONDS else congestion.far
     if name and congestion_of(sock) != name:
         set_congestion(sock, name)
-    set_notsent(sock, LEAST_NOTSENT)
+    set_notsent(sock, MIN_NOTSENT_BYTES)
 
 
 def is_away_from_window(data: bytes) -> bool:
@@ -260,7 +259,7 @@ def keep_awake(sock: Any | None) -> None:
     without traffic stays so: 30 KB took four round trips of 150 ms on such. BBR does neither.
     """
     info = tcp_info(sock) if sock is not None else None
-    if info is not None and info.rtt > NEAR_RTT and congestion_of(sock) not in ("", PREFERRED[0]):
+    if info is not None and info.rtt > NEAR_RTT_SECONDS and congestion_of(sock) not in ("", PREFERRED[0]):
         set_congestion(sock, PREFERRED[0])
 
 

@@ -172,6 +172,6 @@ async def test_a_long_polls_congestion_window_survives_idleness(
     assert names == []
     await client.view(view.instance, view.revision - 1, 5.0)
     assert names == [usual], "a near connection keeps its congestion control"
-    monkeypatch.setattr(tcp, "NEAR_RTT", 0.0)
+    monkeypatch.setattr(tcp, "NEAR_RTT_SECONDS", 0.0)
     await client.view(view.instance, view.revision - 1, 5.0)
     assert names == [usual, "bbr"]

@@ -18,7 +18,7 @@ from p2psync.membership.records import Join, Leave, Member, NodeInfo, NodeStatis
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.config import NodeConfig
 from p2psync.swarm.control.node_estimates import NodeEstimates
-from p2psync.swarm.control.report_selection import most_paths
+from p2psync.swarm.control.report import Reporter, most_paths
 from p2psync.swarm.node import NodeCore
 
 #: Simultaneous members, and rounds, each with new members.
@@ -100,34 +100,36 @@ def test_departed_members_leave_nothing_at_the_hub(
 
 def test_departed_members_leave_nothing_at_a_node() -> None:
     core, estimates = NodeCore(node(0), NodeConfig(), random.Random(1)), NodeEstimates()
+    reporter = Reporter(estimates)
     held = []
     for number in range(ROUNDS):
         now = 100.0 * number
         infos = [node(1 + number * AT_A_TIME + i) for i in range(AT_A_TIME)]
         core.viewed(View(instance="hub", revision=number, members=[Member(info=info) for info in infos]), now)
-        estimates.keep(info.node for info in infos)
+        estimates.keep([info.node for info in infos])
+        reporter.set_members([info.node for info in infos])
         for info in infos[: AT_A_TIME // 2]:
             assert core.peer_up(info.node, "", now)
         for info in infos[AT_A_TIME // 2 :]:
             core.dial_failed(info.node, now)
-            estimates.failed(info.node)
+            reporter.failed(info.node)
         core.poll(now)
         core.actions()
         for info in infos[: AT_A_TIME // 2]:
             core.peer_down(info.node, now + 1)
         core.viewed(View(instance="hub", revision=number), now + 2)
         estimates.keep([])
-        held.append(entries(core) + entries(estimates))
+        reporter.set_members([])
+        held.append(entries(core) + entries(reporter))
     assert max(held[len(held) // 2 :]) <= max(held[:4]) + AT_A_TIME
 
 
 @pytest.mark.parametrize("members", [1, 256, 257, 1000, 5000, 16384])
 def test_reports_and_hub_state_are_bounded_in_a_swarm_of_any_size(members: int) -> None:
-    estimates = NodeEstimates()
-    estimates.most_told = most_paths(members)
+    reporter = Reporter(NodeEstimates(), most_paths(members))
     for number in range(members):
-        estimates.failed(f"{number:032x}")
-    reported = estimates.statistics()
+        reporter.failed(f"{number:032x}")
+    reported = reporter.report()
     assert len(reported.paths) == min(members, most_paths(members))
     assert len(msgspec.json.encode(Renew(lease="a" * 32, statistics=reported))) < 32 << 10
     assert members * most_paths(members) <= max(1 << 16, 32 * members)

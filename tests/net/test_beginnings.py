@@ -1,4 +1,4 @@
-"""Transfers that begin: far connections begin anew before anything of a transfer goes over them, and once."""
+"""Far paths restart once before anything of a transfer is sent."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from p2psync.net.runner import NodeRunner
 from p2psync.protocol.messages import Control, ManifestGossip
 from p2psync.store.packs import Store
 from p2psync.swarm.config import NodeConfig
-from p2psync.swarm.control.config import MeasureConfig, ProbeConfig
-from p2psync.swarm.control.monitor import LARGE, QUIET, NetworkMonitor
+from p2psync.swarm.control.config import LARGE, QUIET, MeasureConfig, ProbeConfig
+from p2psync.swarm.control.monitor import NetworkMonitor
 from p2psync.swarm.control.path_estimates import PathEstimates
 from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.node import NodeCore
@@ -26,7 +26,7 @@ from tests.store.store_parts import KEY, make_pack
 
 
 class Beginner:
-    """Measuring with a peer far away; `begun`: the far paths of each transfer that began."""
+    """A monitor with a far peer; `begun`: the far paths of each transfer that started."""
 
     def __init__(self, told: Told, congestion: str = "") -> None:
         self.begun: list[Collection[str]] = []
@@ -42,8 +42,8 @@ class Beginner:
             congestion=congestion,
         )
         self.monitor._up.add("far")
-        self.monitor.estimates.paths["far"] = PathEstimates(rtt=0.1)
-        self.monitor._path_controllers.begin = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
+        self.monitor.estimates.paths["far"] = PathEstimates(0.1)
+        self.monitor._path_controllers.start_transfer = lambda quiet, now, nbytes: self.begun.append(quiet)  # type: ignore[method-assign]
 
     def chunk(self, ago: float = 0.0) -> None:
         """One flowed so many seconds ago."""
@@ -58,20 +58,20 @@ async def beginner() -> Beginner:
     return Beginner(Told("a"))
 
 
-async def test_far_paths_begin_anew_also_if_the_first_chunk_was_quicker_than_the_manifest(beginner: Beginner) -> None:
+async def test_far_paths_restart_even_if_the_first_chunk_was_faster_than_the_manifest(beginner: Beginner) -> None:
     beginner.look()
     beginner.chunk()
     beginner.monitor.transfer_begins(LARGE + 1)
     assert beginner.begun == [{"far"}]
 
 
-async def test_a_transfer_that_is_told_of_twice_begins_once(beginner: Beginner) -> None:
+async def test_a_transfer_that_is_told_twice_starts_once(beginner: Beginner) -> None:
     beginner.monitor.transfer_begins(LARGE + 1)
     beginner.monitor.transfer_begins(LARGE + 1)
     assert len(beginner.begun) == 1
 
 
-async def test_while_chunks_flow_nothing_begins_anew_and_once_they_do_not_it_does(beginner: Beginner) -> None:
+async def test_far_paths_restart_only_once_no_chunks_flow(beginner: Beginner) -> None:
     beginner.chunk()
     beginner.look()
     beginner.monitor.transfer_begins(LARGE + 1)
@@ -82,7 +82,7 @@ async def test_while_chunks_flow_nothing_begins_anew_and_once_they_do_not_it_doe
     assert len(beginner.begun) == 1
 
 
-async def test_far_paths_begin_anew_for_a_small_transfer_where_they_may_be_stopped_and_only_there(
+async def test_far_paths_restart_for_a_small_transfer_only_with_bbr(
     beginner: Beginner,
 ) -> None:
     beginner.monitor.transfer_begins(LARGE)
@@ -92,15 +92,15 @@ async def test_far_paths_begin_anew_for_a_small_transfer_where_they_may_be_stopp
     assert not cubic.begun
 
 
-async def test_now_and_then_connections_that_rest_begin_anew(beginner: Beginner) -> None:
+async def test_idle_connections_restart_now_and_then(beginner: Beginner) -> None:
     rests: list[float] = []
-    beginner.monitor._path_controllers.rest = rests.append  # type: ignore[method-assign]
+    beginner.monitor._path_controllers.restart_idle = rests.append  # type: ignore[method-assign]
     beginner.look()
     assert rests
 
 
 @pytest.mark.parametrize("taken", [True, False])
-async def test_a_manifest_is_passed_on_after_the_paths_began_anew(
+async def test_a_manifest_is_passed_on_after_the_paths_restarted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: bool
 ) -> None:
     signed, manifest, _ = make_pack(1, [LARGE, LARGE])

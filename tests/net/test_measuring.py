@@ -102,7 +102,7 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
         # Nothing here holds padding up but its sender, so that only what comes is a measure.
         await until(lambda: any(path.received.value for path in one.estimates.paths.values()))
         await until(lambda: other.estimates.down.value)
-        path = one.estimates.statistics().paths[0]
+        path = one.statistics().paths[0]
         assert path.peer == "b"
         assert 0 < path.rtt < 0.1
         assert path.received > 1
@@ -113,27 +113,27 @@ def test_two_that_know_nothing_of_each_other_probe_and_know_rates_and_round_trip
     run(check())
 
 
-def test_the_hub_is_told_of_a_downlink_once_the_prober_is_sure_of_it_or_where_nobody_probes(run: Run) -> None:
+def test_a_downlink_is_reported_once_the_prober_is_sure_of_it_or_if_nobody_probes(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
         one = measured(a)
         for _ in range(12):
             one.estimates.down.add(250_000, 0.25)
-        one._tell()
+        one._report()
         assert one._statistics.down == 0
         one._prober.peer_up("b", "", 0.0)
         job = one._prober.schedule.downlink
         assert job is not None
         job.is_confirmed = True
-        one._tell()
+        one._report()
         assert one._statistics.down == 0, "it may be all that others can send"
         job.is_limit = True
-        one._tell()
+        one._report()
         assert one._statistics.down == 8
-        one._statistics = one.estimates.statistics(down_sure=False)
+        one._statistics = one._reporter.report(is_down_sure=False)
         one._config = replace(one._config, probe=False)
         job.is_confirmed = False
-        one._tell()
+        one._report()
         assert one._statistics.down == 8
         await stop(one, a, b)
 
@@ -178,7 +178,7 @@ def test_while_others_fetch_what_is_here_nobody_is_probed_for_some_while(run: Ru
     run(check())
 
 
-def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> None:
+def test_a_child_of_the_plan_has_a_path_controller_and_its_connections_are_sampled(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a").listen(), await Told("b").listen()
         one = measured(a, config=POOR)
@@ -186,28 +186,28 @@ def test_what_the_plan_has_for_a_child_and_what_it_gets_is_watched(run: Run) -> 
         await until(lambda: a.up)
         one.planned(NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 8.0)], headroom=[2.0]))
         await until(lambda: {stream.peer for stream in one._path_controllers._last} == {"b"})
-        assert {name: pace._part for name, pace in one._path_controllers._path_controllers.items()} == {"b": 2e6}
+        assert {name: path._limit for name, path in one._path_controllers._paths.items()} == {"b": 2e6}
         await stop(one, a, b)
 
     run(check())
 
 
-def test_a_way_that_lacks_connections_is_expected_to_give_as_much_less(run: Run) -> None:
+def test_a_path_that_lacks_connections_is_expected_to_deliver_as_much_less(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()
         one = measured(a, config=POOR, on_connections=lambda peer, count: connections.append((peer, count)))
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()  # the kernel would tell how near the peer is
-        one.estimates.paths["b"] = PathEstimates(rtt=0.1)
+        one.estimates.paths["b"] = PathEstimates(0.1)
         plan = NodePlan(1, ["b"], [1], [TreePosition(-1, [0], 0, 20.0)])
         one.planned(plan)
-        wanted = one._policy.wanted("b")
+        wanted = one._streams._policy.wanted("b")
         assert wanted > 8
-        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
+        assert one.estimates._expected == {"b": pytest.approx(20.0 * 125_000 * 2 / wanted)}
         await until(lambda: len(a.table.streams("b")) == wanted)
         one.planned(plan)
-        assert one.estimates.expected == {"b": pytest.approx(20.0 * 125_000)}
+        assert one.estimates._expected == {"b": pytest.approx(20.0 * 125_000)}
         assert connections[-1] == ("b", wanted)
         await stop(one, a, b)
 
@@ -232,10 +232,10 @@ def test_a_path_is_probed_again_over_many_more_connections_unless_one_fills_it(
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         one.stop()
-        one._tend()
+        one._adjust()
         a.table.set_streams("b", 6)
         await until(lambda: len(a.table.streams("b")) == 6)
-        one._tend()
+        one._adjust()
         assert probed == ["b"] * times
         await stop(one, a, b)
 
@@ -324,8 +324,8 @@ def test_probe_padding_that_nobody_requested_ends_the_connection(run: Run) -> No
     run(check())
 
 
-def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_count, "IDLE_SECONDS", 0.05)
+def test_streams_are_opened_and_closed_while_chunks_flow(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_count, "CLOSE_IDLE_SECONDS", 0.05)
     monkeypatch.setattr(stream_count, "DIAL_PAUSE_SECONDS", 0.0)
 
     async def check() -> None:
@@ -357,15 +357,15 @@ def test_streams_are_opened_and_closed_beside_what_flows(run: Run, monkeypatch: 
     run(check())
 
 
-def test_the_side_that_was_dialled_asks_the_other_one_for_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(monitor_module, "TEND_EVERY", 0.0)
+def test_a_dialled_node_requests_connections_of_the_one_that_dialled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(monitor_module, "ADJUST_EVERY", 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()
         one, other = measured(a, loopback=False), measured(b, loopback=False)
         a.table.dial(b.info)
         await until(lambda: a.up and b.up)
-        other._policy.wanted = lambda name: 5  # type: ignore[method-assign]
+        other._streams._policy.wanted = lambda name: 5  # type: ignore[method-assign]
         await until(lambda: len(b.table.streams("a")) == 5)
         assert not any(isinstance(message, RequestStreams) for _, message in a.messages)
         await stop(one, other, a, b)
@@ -390,7 +390,7 @@ def test_connections_to_near_peers_get_the_congestion_control_for_near_ones(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def used(near_rtt: float) -> set[str]:
-        monkeypatch.setattr(tcp, "NEAR_RTT", near_rtt)
+        monkeypatch.setattr(tcp, "NEAR_RTT_SECONDS", near_rtt)
         choice = tcp.Congestion("reno", "cubic")
         a, b = Told("a", streams=2, congestion=choice), await Told("b", congestion=choice).listen()
         a.table.dial(b.info)
@@ -404,7 +404,7 @@ def test_connections_to_near_peers_get_the_congestion_control_for_near_ones(
     assert run(used(0.0)) == {"reno"}
 
 
-def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(run: Run) -> None:
+def test_a_connection_counts_chunks_that_meet_an_empty_queue(run: Run) -> None:
     async def check() -> None:
         a, b = await Told("a", streams=1).listen(), await Told("b", streams=1).listen()
         a.table.dial(b.info)
@@ -426,7 +426,7 @@ def test_a_connection_knows_when_nothing_waited_any_more_before_the_next_chunk(r
     run(check())
 
 
-def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_trip_is_timed_by_pings_without_the_kernels_counters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "_TCP_INFO", None)
 
     async def check() -> None:
@@ -447,7 +447,7 @@ def test_a_round_trip_is_timed_where_the_kernel_tells_nothing(run: Run, monkeypa
     run(check())
 
 
-def test_the_kernels_counters_are_read_where_they_stand() -> None:
+def test_the_kernels_counters_are_read_at_their_offsets() -> None:
     data = bytearray(232)
     struct.pack_into("<I", data, 16, 1448)  # tcpi_snd_mss
     struct.pack_into("<III", data, 28, 3, 5, 2)  # tcpi_sacked, tcpi_lost, tcpi_retrans
@@ -485,7 +485,7 @@ def test_the_kernel_agrees_about_a_connection_of_this_machine() -> None:
         ("", set(), ("", "")),
     ],
 )
-def test_the_best_congestion_control_to_be_had_is_taken(
+def test_the_best_available_congestion_control_is_chosen(
     wish: str, offered: set[str], chosen: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has: Callable[[str], bool] = offered.__contains__
@@ -493,7 +493,7 @@ def test_the_best_congestion_control_to_be_had_is_taken(
     assert tcp.choose_congestion(wish) == tcp.Congestion(*chosen)
 
 
-def test_one_that_is_not_to_be_had_is_one_line() -> None:
+def test_an_unavailable_congestion_control_is_an_error_of_one_line() -> None:
     with pytest.raises(UsageError, match="congestion quic is not offered here"):
         tcp.choose_congestion("quic")
 
@@ -503,6 +503,6 @@ async def test_estimates_know_the_regions_of_peers_that_are_in_another_one() -> 
     made = measured(one)
     for name, region in [("mate", "here"), ("far", "there"), ("nobody-knows", "")]:
         made.peer_up(name, region)
-    assert made.estimates.regions == {"far": "there"}
+    assert made.estimates._regions == {"far": "there"}
     made.peer_down("far")
-    assert not made.estimates.regions
+    assert not made.estimates._regions

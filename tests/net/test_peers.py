@@ -13,7 +13,7 @@ from peer_parts import SHORT, Raw, Run, Told, hello, until
 from p2psync.errors import P2PSyncError
 from p2psync.net import peers, stream, tcp
 from p2psync.protocol.messages import Chunk, Ping, Pong, Request, encode_chunk_header, encode_control
-from p2psync.swarm.control import send_time
+from p2psync.swarm.control import config, send_time
 
 
 @pytest.fixture(params=[asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
@@ -122,7 +122,7 @@ def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_sec
         a.table.dial(b.info)
         await until(lambda: a.up == ["b"] and b.up == ["a"])
         (link,) = a.table.streams("b")
-        assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == send_time.LEAST_NOTSENT
+        assert link._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == config.MIN_NOTSENT_BYTES
         real = link._socket
         for kernel in (fast, slow):
             link._socket = kernel
@@ -138,9 +138,9 @@ def test_what_may_wait_in_the_kernel_is_what_leaves_in_a_few_hundredths_of_a_sec
     # 2.5 MB/s, and 0.5 MB/s, of which the least may always wait.
     assert fast.options == {socket.TCP_NOTSENT_LOWAT: 128 << 10}
     assert slow.options == {socket.TCP_NOTSENT_LOWAT: 32 << 10}
-    assert held.options[socket.TCP_NOTSENT_LOWAT] == send_time.LEAST_NOTSENT
-    assert send_time.notsent_for(0.0) == send_time.LEAST_NOTSENT
-    assert send_time.notsent_for(1e9) == send_time.MOST_NOTSENT
+    assert held.options[socket.TCP_NOTSENT_LOWAT] == config.MIN_NOTSENT_BYTES
+    assert send_time.notsent_for(0.0) == config.MIN_NOTSENT_BYTES
+    assert send_time.notsent_for(1e9) == config.MAX_NOTSENT_BYTES
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel does not count packets for us")

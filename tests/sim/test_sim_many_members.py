@@ -12,8 +12,9 @@ from p2psync.membership.records import DEFAULT_TTL_SECONDS, Join, Lease, NodeInf
 from p2psync.sim.build import SWARM, SimConfig, Simulation
 from p2psync.sim.network import SimHost
 from p2psync.swarm.config import NodeConfig
+from p2psync.swarm.control.config import ALL_PATHS
 from p2psync.swarm.control.node_estimates import NodeEstimates
-from p2psync.swarm.control.report_selection import PATHS_IN_ALL, most_paths
+from p2psync.swarm.control.report import Reporter, most_paths
 
 MEMBERS, REACHABLE = 1000, 40
 #: Versions, seconds between two of them, and seconds in all.
@@ -28,11 +29,10 @@ NODE = NodeConfig(swarm=SWARM, max_dialled_peers=4)
 
 def all_failed(others: list[str]) -> NodeStatistics:
     """Returns the statistics of a node that could dial none of these."""
-    estimates = NodeEstimates()
-    estimates.most_told = most_paths(MEMBERS)
+    reporter = Reporter(NodeEstimates(), most_paths(MEMBERS))
     for name in others:
-        estimates.failed(name)
-    return estimates.statistics()
+        reporter.failed(name)
+    return reporter.report()
 
 
 class Volunteer:
@@ -114,7 +114,7 @@ def test_leases_last_and_versions_arrive_though_most_members_cannot_be_dialled()
     assert running == [head] * (REACHABLE - 1)
 
     core = sim.hub.core
-    assert sum(len(reported.paths) for reported in core.statistics().values()) <= PATHS_IN_ALL
+    assert sum(len(reported.paths) for reported in core.statistics().values()) <= ALL_PATHS
     assert max(volunteer.largest for volunteer in volunteers) <= most_paths(MEMBERS) * PATH_BYTES + 300
     assert len(msgspec.json.encode(core.view(core.urgent_revision))) <= MEMBERS * MEMBER_BYTES
     last = core.changes(core.urgent_revision - 1)

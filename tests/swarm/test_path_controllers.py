@@ -1,4 +1,4 @@
-"""Which connections are held to what the plan has for them."""
+"""Which connections are paced at their planned rates, and which restart."""
 
 from __future__ import annotations
 
@@ -8,32 +8,33 @@ from typing import Any, cast
 import pytest
 
 from p2psync.protocol.plan import NodePlan, TreePosition
-from p2psync.swarm.control.min_rtt_refresh import HELD
-from p2psync.swarm.control.path_controller import FIRST, QUEUE
-from p2psync.swarm.control.path_controllers import REST, PathControllers
+from p2psync.swarm.control.config import PathControlConfig
+from p2psync.swarm.control.path_controllers import PathControllers
 from p2psync.swarm.control.tcp_sample import TcpSample
 
-PART = 125_000 * 10.0
+PLANNED = 125_000 * 10.0
+CONFIG = PathControlConfig()
+GAIN = CONFIG.pacing_gain
 PLAN = NodePlan(1, ["far", "near"], [1], [TreePosition(-1, [0, 1], 0, 10.0)], headroom=[1.0, 1.0])
 
 
 @dataclass(eq=False)
 class Line:
-    """Stands for a connection: what it was held to last."""
+    """Stands for a connection: its pacing limits and restarts."""
 
     peer: str
     rtt: float = 0.1
     carries: bool = True
     rates: list[float] = field(default_factory=list)
-    begun: int = 0
+    restarts: int = 0
     can_restart: bool = True
-    rests: bool = True
+    is_idle: bool = True
 
     def idle(self, seconds: float) -> bool:
-        return self.rests
+        return self.is_idle
 
     def restart(self) -> None:
-        self.begun += 1
+        self.restarts += 1
 
     def set_pacing_limit(self, rate: float) -> None:
         self.rates.append(rate)
@@ -53,13 +54,13 @@ class Table:
 
 
 class Node:
-    """Paces whose connections all send as much as the plan has for them."""
+    """Controllers whose connections all send at their planned rate."""
 
-    def __init__(self, *more: Line, stops: bool = True) -> None:
+    def __init__(self, *more: Line, probes_rtt: bool = True) -> None:
         self.far, self.near = Line("far"), Line("near", rtt=0.001)
         lines = (self.far, self.near, *more)
-        self.paces = PathControllers(cast(Any, Table(*lines)), stops=stops)
-        self.paces.planned(PLAN)
+        self.paths = PathControllers(cast(Any, Table(*lines)), probes_rtt=probes_rtt)
+        self.paths.set_plan(PLAN)
         self.now = 0.0
         self._readings = {line: TcpSample(line.peer) for line in lines}
 
@@ -69,7 +70,7 @@ class Node:
         lost: float,
         probed: tuple[str, ...] = (),
         *,
-        rate: float = PART,
+        rate: float = PLANNED,
         tick: float = 0.25,
     ) -> None:
         for _ in range(round(seconds / tick)):
@@ -82,11 +83,11 @@ class Node:
                     line.peer,
                     delivered=before.delivered + came,
                     sent=before.sent + came + again,
-                    resent=before.resent + again,
+                    retransmitted=before.retransmitted + again,
                     backlog=1,
                     rtt=line.rtt,
                 )
-            self.paces.read(cast(Any, dict(self._readings)), self.now, probed)
+            self.paths.observe(cast(Any, dict(self._readings)), self.now, probed)
 
 
 @pytest.fixture
@@ -99,25 +100,25 @@ def test_a_child_that_loses_little_is_not_paced(node: Node) -> None:
     assert not node.far.rates
 
 
-def test_a_far_child_that_loses_much_is_held_and_a_near_one_never(node: Node) -> None:
+def test_a_far_child_that_loses_much_is_paced_and_a_near_one_never(node: Node) -> None:
     node.run(1, 0.2)
-    assert node.far.rates[-1] == pytest.approx(FIRST * PART, rel=0.05)
+    assert node.far.rates[-1] == pytest.approx(GAIN * PLANNED, rel=0.05)
     assert not node.near.rates
 
 
 def test_a_former_child_is_no_longer_paced(node: Node) -> None:
     node.run(1, 0.2)
-    node.paces.planned(NodePlan(2, ["near"], [1], [TreePosition(-1, [0], 0, 10.0)], headroom=[1.0]))
+    node.paths.set_plan(NodePlan(2, ["near"], [1], [TreePosition(-1, [0], 0, 10.0)], headroom=[1.0]))
     node.run(0.25, 0.0)
     assert node.far.rates[-1] == 0.0
 
 
-def test_a_probe_has_a_rate_of_its_own_and_what_was_held_is_held_again_after_it(node: Node) -> None:
+def test_a_probe_has_its_own_rate_and_a_paced_path_is_paced_again_after_it(node: Node) -> None:
     node.run(1, 0.2)
     held, count = node.far.rates[-1], len(node.far.rates)
     node.run(1, 0.2, probed=("far",))
     assert len(node.far.rates) == count
-    assert node.paces.held == {"far"}
+    assert node.paths.paced == {"far"}
     node.run(0.25, 0.0)
     assert node.far.rates[-1] == pytest.approx(held, rel=0.05)
 
@@ -128,131 +129,119 @@ def test_losses_of_a_probe_pace_no_path(node: Node) -> None:
     assert not node.far.rates
 
 
-def test_connections_that_carry_share_what_their_peer_may_have() -> None:
+def test_connections_that_carry_share_the_pacing_rate_of_their_path() -> None:
     other = Line("far")
     node = Node(other)
-    node.run(1, 0.2, rate=PART / 4)
-    assert node.far.rates[-1] == other.rates[-1] == pytest.approx(FIRST * PART / 2, rel=0.3)
+    node.run(1, 0.2, rate=PLANNED / 4)
+    assert node.far.rates[-1] == other.rates[-1] == pytest.approx(GAIN * PLANNED / 2, rel=0.3)
 
 
-def test_a_connection_that_carries_alone_has_the_whole_rate() -> None:
-    other = Line("far", carries=False)
-    node = Node(other)
+def test_a_connection_that_carries_alone_has_the_whole_pacing_rate() -> None:
+    node = Node(Line("far", carries=False))
     node.run(0.5, 0.2)
-    assert node.far.rates[-1] == pytest.approx(FIRST * PART, rel=0.05)
+    assert node.far.rates[-1] == pytest.approx(GAIN * PLANNED, rel=0.05)
 
 
-def test_what_came_through_is_not_measured_over_a_silence(node: Node) -> None:
+def test_the_delivery_rate_is_not_measured_over_a_silence(node: Node) -> None:
     node.run(10, 0.0, rate=1000.0, tick=5.0)
-    node.run(1, 0.2, rate=4 * PART)
-    assert node.far.rates[0] == pytest.approx(4 * FIRST * PART, rel=0.05)
+    node.run(1, 0.2, rate=4 * PLANNED)
+    assert node.far.rates[0] == pytest.approx(4 * GAIN * PLANNED, rel=0.05)
 
 
-def test_a_path_that_brings_far_less_than_planned_begins_anew_on_all_its_connections() -> None:
+def test_a_path_that_delivers_far_less_than_planned_restarts_on_all_its_connections() -> None:
     other = Line("far", carries=False)
     node = Node(other)
-    node.run(1, 0.0, rate=0.3 * PART)
-    assert (node.far.begun, other.begun, node.near.begun) == (1, 1, 0)
+    node.run(1, 0.0, rate=0.3 * PLANNED)
+    assert (node.far.restarts, other.restarts, node.near.restarts) == (1, 1, 0)
 
 
-def test_a_path_that_is_probed_or_brings_what_is_planned_does_not_begin_anew(node: Node) -> None:
+def test_a_path_that_is_probed_or_delivers_its_planned_rate_does_not_restart(node: Node) -> None:
     node.run(2, 0.0)
-    node.run(3, 0.0, ("far",), rate=0.1 * PART)
-    assert node.far.begun == 0
+    node.run(3, 0.0, ("far",), rate=0.1 * PLANNED)
+    assert node.far.restarts == 0
 
 
-def test_a_path_that_brings_what_it_is_held_to_does_not_begin_anew(node: Node) -> None:
-    for _ in range(20):
-        node.run(0.25, 0.2, rate=node.far.rates[-1] if node.far.rates else PART)
-    assert node.far.rates[-1] < 0.6 * PART
-    node.run(1, 0.0, rate=0.95 * node.far.rates[-1])
-    assert node.far.begun == 0
+def test_a_starting_path_that_delivers_far_less_restarts_again(node: Node) -> None:
+    node.paths.start_transfer(["far"], node.now, 1 << 40)
+    node.run(1.25, 0.0, rate=0.3 * PLANNED)
+    assert node.far.rates[0] == pytest.approx(GAIN * PLANNED)
+    assert node.far.restarts == 2, "once as the transfer starts, and once since it is slow"
 
 
-def test_one_that_is_held_as_a_transfer_begins_and_then_brings_far_less_begins_anew(node: Node) -> None:
-    node.paces.begin(["far"], node.now, 1 << 40)
-    node.run(1.25, 0.0, rate=0.3 * PART)
-    assert node.far.rates[0] == pytest.approx(FIRST * PART)
-    assert node.far.begun == 2, "as the transfer begins, and again since that did not help"
-
-
-def test_those_far_away_to_whom_nothing_flowed_begin_with_their_parts_at_once(node: Node) -> None:
-    node.paces.begin(["far", "a stranger"], node.now, 1 << 40)
-    assert node.far.rates == [pytest.approx(FIRST * PART)]
-    assert node.far.begun == 1, "what congestion control remembers of an idle path is out of date"
+def test_quiet_far_paths_start_a_transfer_restarted_and_at_their_planned_rates(node: Node) -> None:
+    node.paths.start_transfer(["far", "no child"], node.now, 1 << 40)
+    assert node.far.rates == [pytest.approx(GAIN * PLANNED)]
+    assert node.far.restarts == 1, "congestion control remembers an idle path as slow"
     assert not node.near.rates
-    assert node.near.begun == 0
+    assert node.near.restarts == 0
     node.run(5, 0.0)
-    assert node.far.rates[-1] == 0.0, "and are let go"
+    assert node.far.rates[-1] == 0.0, "and is free after some seconds"
 
 
-def test_a_path_that_always_carries_begins_anew_before_it_would_be_stopped_held_to_what_it_carries(node: Node) -> None:
-    node.paces.begin(["far"], node.now, 1 << 40)
-    node.run(5.5, 0.0)
-    assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
-    node.run(0.75, 0.0)
-    assert node.far.begun == 2
-    assert node.far.rates[-1] == pytest.approx(HELD * PART)
-    node.run(1, 0.0)
+def test_a_busy_path_restarts_before_bbr_would_stop_it(node: Node) -> None:
+    node.paths.start_transfer(["far"], node.now, 1 << 40)
+    node.run(CONFIG.refresh_seconds - 0.5, 0.0)
+    assert node.far.restarts == 1
+    node.run(CONFIG.refresh_spread + 0.5, 0.0)
+    assert node.far.restarts == 2
     assert node.far.rates[-1] == 0.0
-    node.run(4, 0.0)
-    assert node.far.begun == 2
+    node.run(CONFIG.refresh_seconds - CONFIG.refresh_spread, 0.0)
+    assert node.far.restarts == 2
 
 
-def test_one_that_is_old_and_may_not_begin_anew_just_now_is_not_held_and_does_so_as_soon_as_it_may(node: Node) -> None:
-    node.paces.begin(["far"], node.now, 1 << 40)
+def test_a_refresh_waits_until_the_connection_can_restart(node: Node) -> None:
+    node.paths.start_transfer(["far"], node.now, 1 << 40)
     node.run(5.5, 0.0)
     node.far.can_restart = False
-    node.run(2, 0.0)
-    assert (node.far.begun, node.far.rates[-1]) == (1, 0.0)
+    node.run(5, 0.0)
+    assert node.far.restarts == 1
     node.far.can_restart = True
     node.run(0.25, 0.0)
-    assert node.far.begun == 2
-    assert node.far.rates[-1] == pytest.approx(HELD * PART)
+    assert node.far.restarts == 2
 
 
-def test_a_slow_path_does_not_begin_anew_while_that_would_cost_it_its_window(node: Node) -> None:
+def test_a_slow_path_does_not_restart_while_that_would_cost_its_window(node: Node) -> None:
     node.far.can_restart = False
-    node.run(1, 0.0, rate=0.3 * PART)
-    assert node.far.begun == 0
+    node.run(1, 0.0, rate=0.3 * PLANNED)
+    assert node.far.restarts == 0
 
 
-def test_where_no_congestion_control_stops_old_connections_none_is_held_for_its_age() -> None:
-    node = Node(stops=False)
+def test_without_bbr_no_path_is_refreshed() -> None:
+    node = Node(probes_rtt=False)
     node.run(12, 0.0)
-    node.paces.rest(node.now)
+    node.paths.restart_idle(node.now)
     assert not node.far.rates
-    assert node.far.begun == 0
+    assert node.far.restarts == 0
 
 
-def test_connections_that_carry_nothing_begin_anew_more_often_than_they_would_be_stopped(node: Node) -> None:
-    node.near.rests = False
+def test_idle_connections_restart_more_often_than_bbr_would_stop_them(node: Node) -> None:
+    node.near.is_idle = False
     while node.now < 60.0:
         node.now += 0.25
-        node.paces.rest(node.now)
-    assert node.far.begun == pytest.approx(60.0 / REST, abs=1)
-    assert REST + 1.0 < 10.0, "BBR stops a connection whose least round trip is ten seconds old"
-    assert node.near.begun == 0, "it is not idle"
+        node.paths.restart_idle(node.now)
+    assert node.far.restarts == pytest.approx(60.0 / CONFIG.idle_restart_seconds, abs=1)
+    assert CONFIG.idle_restart_seconds + 1.0 < 10.0, "BBR stops a connection whose least round trip is ten seconds old"
+    assert node.near.restarts == 0, "it is not idle"
 
 
-def test_one_that_rests_and_would_lose_its_window_begins_anew_as_soon_as_it_may(node: Node) -> None:
+def test_an_idle_connection_that_would_lose_its_window_restarts_as_soon_as_it_can(node: Node) -> None:
     node.now = 20.0
     node.far.can_restart = False
-    node.paces.rest(node.now)
-    assert node.far.begun == 0
+    node.paths.restart_idle(node.now)
+    assert node.far.restarts == 0
     node.far.can_restart = True
-    node.paces.rest(node.now + 0.5)
-    assert node.far.begun == 1
+    node.paths.restart_idle(node.now + 0.5)
+    assert node.far.restarts == 1
 
 
-def test_a_small_transfer_begins_with_more_than_its_part_as_far_as_queues_have_room(node: Node) -> None:
-    seconds = 2 * QUEUE
-    node.paces.begin(["far"], node.now, int(seconds * PART))
-    assert node.far.rates[-1] == pytest.approx(2 * FIRST * PART, rel=1e-5)
-    assert node.far.begun == 1
+def test_a_small_transfer_starts_faster_than_planned_as_far_as_queues_have_room(node: Node) -> None:
+    seconds = 2 * CONFIG.queue_seconds
+    node.paths.start_transfer(["far"], node.now, int(seconds * PLANNED))
+    assert node.far.rates[-1] == pytest.approx(2 * GAIN * PLANNED, rel=1e-5)
+    assert node.far.restarts == 1
 
 
-def test_a_transfer_that_any_queue_holds_is_not_held(node: Node) -> None:
-    node.paces.begin(["far"], node.now, int(QUEUE * PART))
-    assert node.far.begun == 1
+def test_a_transfer_that_any_queue_holds_is_not_paced(node: Node) -> None:
+    node.paths.start_transfer(["far"], node.now, int(CONFIG.queue_seconds * PLANNED))
+    assert node.far.restarts == 1
     assert not node.far.rates

@@ -16,9 +16,9 @@ from p2psync.protocol.messages import (
     encode_control,
 )
 from p2psync.sim.clock import VirtualClock
-from p2psync.swarm.control.config import NEAR_RTT, PADDING_BYTES
+from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, NEAR_RTT_SECONDS, PADDING_BYTES
 from p2psync.swarm.control.probe_sender import FRAME_BYTES
-from p2psync.swarm.control.send_time import LEAST_NOTSENT, SendTime, notsent_for
+from p2psync.swarm.control.send_time import SendTime, notsent_for
 from p2psync.swarm.control.tcp_sample import TcpSample
 from p2psync.topology.tcp.congestion import MIN_WINDOW, Bbr, Cubic
 from p2psync.topology.tcp.connection import TcpConnection
@@ -64,7 +64,7 @@ class VirtualStream:
         self._moved_at = clock.now
         self._send_time = SendTime()
         self._held_to = 0.0
-        self._may_wait = LEAST_NOTSENT
+        self._may_wait = MIN_NOTSENT_BYTES
         #: Bytes of chunks that were given and not reported as flushed.
         self._unflushed = 0
         self._is_full = self._is_dry = self._is_flushing = False
@@ -115,12 +115,12 @@ class VirtualStream:
             delivered=int(out.delivered),
             received=self.other.out.received,
             sent=out.sent,
-            resent=out.resent,
+            retransmitted=out.resent,
             backlog=out.waiting + out.lost_unsent,
             rtt=out.min_rtt,
             app_limited=self.app_limited,
-            limit=self._held_to,
-            delay=max(0.0, out.srtt - out.min_rtt),
+            pacing_limit=self._held_to,
+            queueing_delay=max(0.0, out.srtt - out.min_rtt),
         )
 
     def send_padding(self) -> None:
@@ -203,7 +203,7 @@ def open_pair(
     one = VirtualStream(clock, other_name, listener)
     other = VirtualStream(clock, name, other_listener)
     one.other, other.other = other, one
-    near = links.delay(i, j) + links.delay(j, i) <= NEAR_RTT
+    near = links.delay(i, j) + links.delay(j, i) <= NEAR_RTT_SECONDS
     for stream, source, target in ((one, i, j), (other, j, i)):
         stream.out = TcpConnection(
             clock,
@@ -215,5 +215,5 @@ def open_pair(
             on_drained=stream.drained,
         )
         stream.out.handshake()
-        stream.out.drained_below = LEAST_NOTSENT + WRITE_LOW
+        stream.out.drained_below = MIN_NOTSENT_BYTES + WRITE_LOW
     return one, other

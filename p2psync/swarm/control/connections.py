@@ -47,7 +47,7 @@ class Connection(Protocol):
         """Whether a restart of congestion control costs no window just now."""
 
     def restart(self) -> None:
-        """Restarts congestion control: it looks for the path's rate as on a new connection."""
+        """Restarts congestion control: it searches for the path's rate as on a new connection."""
 
     def set_pacing_limit(self, rate: float) -> None:
         """Limits the pacing rate (bytes a second); 0: no limit."""

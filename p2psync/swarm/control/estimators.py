@@ -1,170 +1,219 @@
-"""The best rate that lasted, of bytes that move in successive intervals. Sans-I/O.
+"""Estimates rates and losses from bytes that move in successive intervals. Sans-I/O.
 
-A rate counts once it has lasted for some round trips, so that what a filled hole in the sequence releases at once is no
-rate; the best one is kept for a minute of intervals that were a measure.
+A rate counts once it has lasted for some round trips: a filled hole in the sequence releases bytes at once, which is no
+rate. The best rate is kept for a minute of conclusive intervals, as BBR keeps its bottleneck bandwidth.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
-#: Seconds for which a rate must last at least, and at most; in round trips: so many; timers are not exact.
-LASTING, LASTING_MOST, LASTING_TRIPS = 0.5, 0.75, 5.0
-#: Between near peers, by their round trip (seconds), a hole is filled at once, and each second of junk costs much.
-NEAR, LASTING_NEAR = 0.005, 0.2
+from p2psync.swarm.control.config import EstimatorConfig
+
+_DEFAULTS = EstimatorConfig()
+#: Seconds for which a rate must last, where no round trip is known.
+LASTING = _DEFAULTS.min_seconds
+#: Round trips (seconds) up to which a peer is near: a hole in the sequence is filled at once.
+NEAR = _DEFAULTS.near_rtt
+#: Timers are late by so much (seconds).
 _SLACK = 0.02
-#: Seconds under pressure for which a best rate is kept, in so many parts; after which a path is known to have changed.
-MEMORY, PARTS = 60.0, 10
-SETTLE = 1.0
-#: Or after so many round trips: the repair of one loss takes some.
-SETTLE_TRIPS = 4.0
-#: A path that gives less than this part of its best has changed, and is not only shared for a while.
-CHANGED = 0.3
-#: Of one that gives nothing any more this part is said to be left: 0 says that nothing has changed, or is known.
-LEAST_LEFT = 0.01
 
 
 def lasting(rtt: float) -> float:
-    """For how long (seconds) a rate must last to be one, by the round trip (0: not known)."""
+    """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown)."""
     if 0 < rtt <= NEAR:
-        return LASTING_NEAR
-    return min(LASTING_MOST, max(LASTING, LASTING_TRIPS * rtt))
+        return _DEFAULTS.near_seconds
+    return min(_DEFAULTS.max_seconds, max(LASTING, _DEFAULTS.round_trips * rtt))
 
 
 class DeliveryRateSampler:
-    """Successive intervals: how much had moved when, from their beginning, and how much had left to be moved."""
+    """Samples the rate of a flow from successive intervals."""
 
     def __init__(self) -> None:
+        #: Time, bytes delivered and bytes sent so far at the end of each interval.
         self._points: deque[tuple[float, int, int]] = deque([(0.0, 0, 0)])
 
-    def rate(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> float | None:
-        """One interval more; the rate at which it lasted, None as long as there are too few.
+    def rate(self, delivered: int, seconds: float, min_seconds: float, sent: int | None = None) -> float | None:
+        """Appends an interval; returns the rate (bytes/s), or None while the intervals are shorter than `min_seconds`.
 
-        Of all times between once and 1.6 times `lasting` ago the one since which least has moved per second: then no
-        hole in the sequence, and no queue of acknowledgements, held back what later came at once. Where word of what
-        arrived waits in queues for longer than that, more seems to arrive than left (`left`, bytes without what was
-        sent again); then what left counts, as in a sample of BBR's (draft-ietf-ccwg-bbr, delivery rate).
+        The rate is the least of those since each time between once and 1.6 times `min_seconds` ago, so neither holes in
+        the sequence nor queued acknowledgements raise it. sent: bytes sent for the first time; where acknowledgements
+        wait for longer, more seems to be delivered than was sent, and the lower rate counts, as in BBR's samples
+        (draft-ietf-ccwg-bbr, delivery rate).
         """
-        at, moved, gone = self._points[-1]
-        now, moved, gone = at + seconds, moved + nbytes, gone + (nbytes if left is None else left)
-        self._points.append((now, moved, gone))
-        while now - self._points[0][0] > 1.6 * lasting + _SLACK:
+        at, all_delivered, all_sent = self._points[-1]
+        now, all_delivered = at + seconds, all_delivered + delivered
+        all_sent += delivered if sent is None else sent
+        self._points.append((now, all_delivered, all_sent))
+        while now - self._points[0][0] > 1.6 * min_seconds + _SLACK:
             self._points.popleft()
         rates = [
-            min(moved - came, gone - went) / (now - at)
-            for at, came, went in self._points
-            if now - at >= lasting - _SLACK
+            min(all_delivered - delivered, all_sent - sent) / (now - at)
+            for at, delivered, sent in self._points
+            if now - at >= min_seconds - _SLACK
         ]
         return min(rates, default=None)
 
 
 class WindowedMax:
-    """The highest rate that lasted (bytes a second), and whether it still holds."""
+    """The highest rate (bytes/s) that lasted, over a window of conclusive intervals."""
 
-    def __init__(self) -> None:
-        self._run = DeliveryRateSampler()
-        self._quiet = 0.0
-        self._parts: deque[list[float]] = deque(maxlen=PARTS)
-        self._recent: deque[tuple[float, float]] = deque()
-        self._recent_seconds = 0.0
-        #: What moved at best before anything was known.
-        self._moved_before = 0.0
-        #: Seconds under pressure after which low rates show a change.
-        self.settle = SETTLE
+    def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
+        self._bucket_seconds = config.window_seconds / config.buckets
+        self._sampler = DeliveryRateSampler()
+        self._skipped_seconds = 0.0
+        #: Conclusive seconds and the highest rate of each bucket of the window.
+        self._buckets: deque[list[float]] = deque(maxlen=config.buckets)
+        #: A lower bound that counts once there is a sample.
+        self._floor = 0.0
 
     @property
     def value(self) -> float:
-        """The best of the last minute; 0 before the first."""
-        return max((part[1] for part in self._parts), default=0.0)
-
-    def fallen_to(self, expected: float = float("inf")) -> float | None:
-        """What is left of it if the best of the last pressed seconds is far below the best of the minute, else None.
-
-        expected: what it would give, at most, if it had not changed (bytes a second); what is left is in proportion,
-        by the newest rate: the best is just below what is far below when that is noticed, whatever is left.
-        """
-        base = self.before(expected)
-        whole = min(base, expected)
-        if self._recent_seconds < self.settle or not whole:
-            return None
-        best, newest = max(rate for rate, _ in self._recent), self._recent[-1][0]
-        return base * max(LEAST_LEFT, newest / whole) if best < CHANGED * whole else None
-
-    def before(self, expected: float = float("inf")) -> float:
-        """What it gave as long as it had not changed (bytes a second). It may have been used for the first time after
-        that, or what it gave never have been a measure: then as much as was `expected`."""
-        return expected if self.value < CHANGED * expected < float("inf") and self.value else self.value
+        """The highest rate of the window; 0 before the first sample."""
+        return max((rate for _, rate in self._buckets), default=0.0)
 
     def add(
         self,
-        nbytes: int,
+        delivered: int,
         seconds: float,
         *,
-        lasting: float = LASTING,
+        min_seconds: float = LASTING,
         conclusive: bool = True,
-        left: int | None = None,
+        sent: int | None = None,
     ) -> float | None:
-        """So much moved in an interval, and a rate counts once it has lasted for `lasting` seconds; returns it, if so.
+        """Appends an interval; returns its rate once that has lasted for `min_seconds`.
 
-        conclusive: false if something else than what is measured may have been the limit: that can raise the best, but
-        neither age nor refute it. left: what was sent, if that is known, without what was sent again (bytes).
+        conclusive: False if something else may have limited the rate; then it raises the maximum, and does not age it.
+        sent: see `DeliveryRateSampler.rate`.
         """
-        self._quiet = 0.0
-        mean = self._run.rate(nbytes, seconds, lasting, left)
-        if mean is None:
+        self._skipped_seconds = 0.0
+        rate = self._sampler.rate(delivered, seconds, min_seconds, sent)
+        if rate is None:
             return None
-        if conclusive and self._parts and self._parts[-1][0] >= MEMORY / PARTS:
-            self._parts.append([0.0, 0.0])
-        self.gave(mean)
+        if conclusive and self._buckets and self._buckets[-1][0] >= self._bucket_seconds:
+            self._buckets.append([0.0, 0.0])
+        self.raise_to(rate)
         if conclusive:
-            self._parts[-1][0] += seconds
-            self._remember(mean, seconds)
-        return mean
+            self._buckets[-1][0] += seconds
+        return rate
 
-    def pause(self) -> None:
-        """Nothing pressed in this interval: what comes next does not follow what came before."""
-        self._run = DeliveryRateSampler()
-
-    def lull(self, nbytes: int, seconds: float, lasting: float, left: int | None = None) -> None:
-        """An interval that is no measure itself: what comes next follows what came before only if it comes soon."""
-        self._quiet += seconds
-        if self._quiet >= lasting:
-            self.pause()
+    def skip(self, delivered: int, seconds: float, min_seconds: float, sent: int | None = None) -> None:
+        """Appends an interval that is no sample; after `min_seconds` of them samples start over."""
+        self._skipped_seconds += seconds
+        if self._skipped_seconds >= min_seconds:
+            self.restart()
         else:
-            self._run.rate(nbytes, seconds, lasting, left)
+            self._sampler.rate(delivered, seconds, min_seconds, sent)
 
-    def at_least(self, rate: float) -> None:
-        """So much moved, pressed or not: what is known was too low. Where nothing is known it counts once something is.
+    def restart(self) -> None:
+        """Starts samples over: the next interval does not follow the last one."""
+        self._sampler = DeliveryRateSampler()
 
-        A fast link may be emptied too soon to be pressed, and a thin way that is must not pass for all there is.
-        """
-        if not self._parts:
-            self._moved_before = max(self._moved_before, rate)
+    def raise_to(self, rate: float) -> None:
+        """Raises the maximum to a rate that lasted."""
+        if not self._buckets:
+            self._buckets.append([0.0, self._floor])
+        self._buckets[-1][1] = max(self._buckets[-1][1], rate)
+
+    def raise_floor(self, rate: float) -> None:
+        """Raises the maximum to a rate that counts only once there is a sample: a fast link empties its queue between
+        two samples, so its rate is none, but a slow path must not pass for the whole uplink."""
+        if not self._buckets:
+            self._floor = max(self._floor, rate)
         elif self.value < rate:
-            self._parts[-1][1] = rate
+            self._buckets[-1][1] = rate
 
-    def gave(self, rate: float) -> None:
-        """A rate that lasted, by this measure or another: it is as much at least."""
-        if not self._parts:
-            self._parts.append([0.0, self._moved_before])
-        self._parts[-1][1] = max(self._parts[-1][1], rate)
+    def replace(self, rate: float) -> None:
+        """Forgets the window; `rate` is the new maximum."""
+        self._buckets.clear()
+        self._buckets.append([0.0, rate])
 
-    def drop_to(self, rate: float) -> None:
-        """What was known is no more true."""
-        self._parts.clear()
-        self._parts.append([0.0, rate])
-        self._forget_recent()
 
-    def excuse(self) -> None:
-        """What was low of late was so for another reason."""
-        self._forget_recent()
+class LossEstimator:
+    """The share of bytes that are retransmitted; older bytes count less."""
 
-    def _remember(self, rate: float, seconds: float) -> None:
+    def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
+        self._config = config
+        self.sent = self.retransmitted = 0.0
+
+    def add(self, sent: int, retransmitted: int) -> None:
+        """Appends an interval."""
+        if self.sent > self._config.loss_memory_bytes:
+            self.sent, self.retransmitted = self.sent / 2, self.retransmitted / 2
+        self.sent += sent
+        self.retransmitted += retransmitted
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough was sent for a share."""
+        return self.sent >= self._config.loss_min_bytes
+
+    @property
+    def share(self) -> float:
+        """The share; 0 while it is not known."""
+        return min(1.0, self.retransmitted / self.sent) if self.is_known else 0.0
+
+
+class FlowClock:
+    """The time since which a flow runs without a longer pause."""
+
+    def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
+        self._pause_seconds = config.pause_seconds
+        self._last = float("-inf")
+        self.started_at = float("-inf")
+
+    def starts(self, now: float) -> bool:
+        """Notes that the flow runs; returns whether it starts now."""
+        starts = now - self._last > self._pause_seconds
+        self._last = now
+        if starts:
+            self.started_at = now
+        return starts
+
+
+@dataclass(frozen=True, slots=True)
+class Degradation:
+    """A path or uplink that delivers far less than before. share: of its former rate. rate: bytes/s now."""
+
+    share: float
+    rate: float
+
+
+class DegradationDetector:
+    """Detects that a path or an uplink delivers far less than the plan expects of it."""
+
+    def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
+        self._config = config
+        #: Conclusive seconds that must be slow.
+        self.settle_seconds = config.settle_seconds
+        self._recent: deque[tuple[float, float]] = deque()
+        self._recent_seconds = 0.0
+
+    def add(self, rate: float, seconds: float) -> None:
+        """Appends the rate of a conclusive interval."""
         self._recent.append((rate, seconds))
         self._recent_seconds += seconds
-        while self._recent_seconds - self._recent[0][1] >= self.settle:
+        while self._recent_seconds - self._recent[0][1] >= self.settle_seconds:
             self._recent_seconds -= self._recent.popleft()[1]
 
-    def _forget_recent(self) -> None:
+    def reset(self) -> None:
+        """Forgets the recent rates."""
         self._recent.clear()
         self._recent_seconds = 0.0
+
+    def detect(self, best: float, expected: float) -> Degradation | None:
+        """Compares the recent rates with the best and the expected one (bytes/s); None: no degradation.
+
+        A path whose best rate is far below the expected one was degraded before its first sample.
+        """
+        if best and best < self._config.degraded * expected:
+            best = expected
+        normal = min(best, expected)
+        if self._recent_seconds < self.settle_seconds or not normal:
+            return None
+        if max(rate for rate, _ in self._recent) >= self._config.degraded * normal:
+            return None
+        # The highest recent rate is just below the threshold when that is noticed; the newest one is what remains.
+        share = max(self._config.min_share, self._recent[-1][0] / normal)
+        return Degradation(share, best * share)

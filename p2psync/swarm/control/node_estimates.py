@@ -1,324 +1,173 @@
-"""What a node's connections show of its network: round trips, rates and loss for each peer, and its own up and down.
+"""Estimates what a node's paths, uplink and downlink carry, from the counters of its connections. Sans-I/O.
 
-Theory of operation. The shell reads the counters of all connections that do anything at one moment, a few times a
-second (`read`); each two readings of a connection make an interval. A connection is *pressed* in an interval at whose
-both ends bytes waited to be sent and which the peer's window did not hold up: then the network alone set the rate. A
-peer's rate is the sum over its connections, the node's the sum over all.
+Theory of operation. The driver samples all active connections at one moment, a few times a second; two samples of a
+connection make an interval. The network limits a connection in an interval at whose both ends data waits, which the
+queue never ran dry in, and which the peer's receive window did not limit: then its delivery rate is a sample, as with
+BBR, where application-limited samples do not count. A path's rate is the sum over its connections, the node's the sum
+over its paths.
 
-A rate counts once it has lasted for some round trips, so that what a filled hole in the sequence releases at once is no
-rate. The best one is kept for a minute in which the path was pressed, however long it
-takes until such a minute has gone by. A path that for a pressed second gives less than three tenths of its best has
-changed, unless the uplink was what all its users shared; if all pressed paths fell so, it is the uplink that changed.
-What has just begun to flow, and what flowed before a pause, tells nothing of that: a flow needs time to find its rate.
-Links are shared with the paths of other nodes, too. So where a plan says what to expect of a path, it has changed only
-if it gives less than three tenths of that, and then by as much as it falls short; what no plan asks of it tells nothing
-of its change. What comes in tells less, since only the sender knows what held it up: a received rate is the highest
-that was seen.
+The highest rate that lasted counts, over a minute of conclusive intervals. A path is degraded that delivers less
+than three tenths of its planned rate for a second; if all busy paths are, and they lead to several regions, the uplink
+is. A flow that just started proves nothing: it needs time to find its rate. Received bytes only raise a maximum, since
+the sender alone knows what limited it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import TypeVar
 
-from p2psync.membership.checks import MAX_PATHS
-from p2psync.membership.records import NodeStatistics, PathStatistics
-from p2psync.swarm.control.estimators import LASTING, SETTLE, SETTLE_TRIPS, DeliveryRateSampler, WindowedMax, lasting
-from p2psync.swarm.control.path_estimates import Course, PathEstimates
-from p2psync.swarm.control.report_selection import UnreachablePeers, most_useful
+from p2psync.swarm.control.config import EstimatorConfig
+from p2psync.swarm.control.estimators import LASTING, DegradationDetector, DeliveryRateSampler, FlowClock, WindowedMax
+from p2psync.swarm.control.path_estimates import Flow, PathEstimates, observe_received
 from p2psync.swarm.control.tcp_sample import TcpSample
 
-#: Seconds: intervals outside of these are no measure (a timer that came late is not a rate that fell).
-SHORTEST, LONGEST = 0.05, 1.0
-#: An uplink of which so much is used is what holds its users up, as far as each has so much of an equal share.
-CROWDED, FAIR = 0.7, 0.3
-#: Bytes a second below which what comes from a peer is talk, no transfer.
-TALK = 64 << 10
-#: A figure that moves by less than this part of itself is no news.
-NEWS = 0.06
-
-#: A flow that gives this part of what it may send gave no less than its path could.
-LIMITED = 0.85
-
-#: Mbit/s of a byte a second.
-MBIT = 8e-6
+_DEFAULTS = EstimatorConfig()
+_NO_FLOW = Flow()
 _Key = TypeVar("_Key", bound=Hashable)
 
 
-@dataclass(slots=True)
-class _Flow:
-    """What happened with one peer in an interval (bytes). pressed, touched: its connections that were at both ends, at
-    one end at least. limited: one sent about all that it may.
-    """
-
-    delivered: int = 0
-    received: int = 0
-    sent: int = 0
-    resent: int = 0
-    connections: int = 0
-    pressed: int = 0
-    touched: int = 0
-    limited: bool = False
-
-    @property
-    def left(self) -> int:
-        """What was sent, without what was sent again, unless that was most: then it is what was lost that arrives."""
-        return max(self.sent - self.resent, self.resent)
-
-
 class NodeEstimates:
-    """The estimates of one node."""
+    """The estimates of one node. Bytes, seconds and bytes/s; read the attributes, change them through the methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: EstimatorConfig = _DEFAULTS) -> None:
+        self._config = config
         self.paths: dict[str, PathEstimates] = {}
-        #: What the plan expects of the ways to peers, together with other nodes' (bytes a second). None: no plan.
-        self.expected: Mapping[str, float] | None = None
-        #: The region of each peer that is in another one than this node.
-        self.regions: dict[str, str] = {}
-        #: Peers of this node's part of the plan, and how many paths the hub is told of: see `told_paths`.
-        self.planned: frozenset[str] = frozenset()
-        self.most_told = MAX_PATHS
-        self.unreached = UnreachablePeers()
-        self.up = WindowedMax()
-        self.down = WindowedMax()
-        #: Whether a path has fallen since `statistics` was asked.
-        self.fell = False
-        #: Bytes that were delivered and received in all intervals so far.
+        self.up = WindowedMax(config)
+        self.down = WindowedMax(config)
+        #: Bytes of all intervals.
         self.delivered = 0
         self.received = 0
-        self._moved = DeliveryRateSampler()
-        self._course = Course()
-        self._last: dict[Hashable, TcpSample] = {}
-        self._read_at: dict[Hashable, float] = {}
-        self._transferring = True
-        self._told = NodeStatistics()
+        #: How many times a path degraded.
+        self.degradations = 0
+        self._expected: Mapping[str, float] = {}
+        self._regions: dict[str, str] = {}
+        self._up_sampler = DeliveryRateSampler()
+        self._up_detector = DegradationDetector(config)
+        self._clock = FlowClock(config)
+        self._last: dict[Hashable, tuple[TcpSample, float]] = {}
+
+    # ---- inputs ----------------------------------------------------------------------------------------------------
+
+    def expect(self, rates: Mapping[str, float]) -> None:
+        """Takes the rates that the plan expects of paths; others cannot degrade."""
+        self._expected = rates
+
+    def set_region(self, peer: str, region: str) -> None:
+        """Takes the region of a peer that is in another one than this node; "" forgets it."""
+        self._regions[peer] = region
+        if not region:
+            del self._regions[peer]
+
+    def round_trip(self, peer: str, seconds: float) -> None:
+        """Takes a round trip that the kernel did not time; 0: none."""
+        self.paths.setdefault(peer, PathEstimates(config=self._config)).learn_rtt(seconds)
 
     def read(self, samples: Mapping[_Key, TcpSample], now: float, *, transferring: bool = True) -> None:
-        """The counters of all connections that do anything, by whatever names connections; now: seconds.
+        """Takes the samples of all active connections, by any keys.
 
-        transferring: whether chunks flow. Probes alone do not show that a path has changed: several of them may share
-        a downlink, and the end of one leaves little behind that still waits.
+        transferring: whether chunks flow. Low rates of probes prove nothing: several nodes may probe one downlink.
         """
-        self._transferring = transferring
-        flows: dict[str, _Flow] = {}
-        span = 0.0
+        flows: dict[str, Flow] = {}
+        seconds = 0.0
         for key, sample in samples.items():
-            self._learn_rtt(sample)
-            before, since = self._last.get(key), now - self._read_at.get(key, now)
-            if before is not None and since < SHORTEST:
+            self.round_trip(sample.peer, sample.rtt)
+            before, at = self._last.get(key, (None, now))
+            if before is not None and now - at < self._config.min_interval:
                 continue
-            self._last[key], self._read_at[key] = sample, now
-            if before is None or since > LONGEST or before.peer != sample.peer:
+            self._last[key] = sample, now
+            if before is None or now - at > self._config.max_interval or before.peer != sample.peer:
                 continue
-            span = max(span, since)
-            _count(flows.setdefault(sample.peer, _Flow()), before, sample, since)
-        if span:
-            self._take(flows, span, now)
+            seconds = max(seconds, now - at)
+            self._add(flows.setdefault(sample.peer, Flow()), before, sample, now - at)
+        if seconds:
+            self._observe(flows, seconds, now, transferring=transferring)
 
     def closed(self, key: Hashable) -> None:
         """A connection is gone."""
         self._last.pop(key, None)
-        self._read_at.pop(key, None)
 
-    def keep(self, peers: Iterable[str]) -> None:
-        """Forget all others than these."""
-        known = set(peers)
-        for peer in [peer for peer in self.paths if peer not in known]:
-            del self.paths[peer]
-        self.unreached.keep(known)
-
-    def round_trip(self, peer: str, seconds: float) -> None:
-        """A round trip was timed in another way than by the kernel; the least counts."""
-        self._learn_rtt(TcpSample(peer, rtt=seconds))
-
-    def failed(self, peer: str, failed: bool = True) -> None:
-        """A connection to this peer could not be opened; or one was, after all."""
-        if peer in self.paths:
-            self.paths[peer].failed = failed
-        elif failed:
-            self.unreached.add(peer)
-        elif self.unreached.discard(peer):
-            self.paths[peer] = PathEstimates()
-
-    def statistics(self, *, down_sure: bool = True) -> NodeStatistics:
-        """What the hub is to know, to three digits; of paths the `most_told` most useful ones. The same object as last
-        time as long as nothing has really moved.
-
-        down_sure: whether what came at best tells of the downlink; it may be all that anybody sent so far.
-        """
-        self.fell = False
-        told = most_useful(self.paths, self.most_told, planned=self.planned, elsewhere=self.regions.keys())
-        paths = [_path(peer, self.paths[peer]) for peer in told]
-        paths += [PathStatistics(peer, failed=True) for peer in self.unreached.last(self.most_told - len(told))]
-        paths.sort(key=lambda path: path.peer)
-        down = self.down.value if down_sure else 0.0
-        now = NodeStatistics(_three_digits(self.up.value * MBIT), _three_digits(down * MBIT), paths)
-        if _is_news(self._told, now):
-            self._told = now
-        return self._told
-
-    def turn(self, now: float) -> None:
-        """Let the hub hear of other unreachable peers now and then, where it cannot be told of all."""
-        self.unreached.matter(self.planned)
-        self.unreached.turn(self.most_told - len(self.paths), now)
+    def keep(self, peers: Collection[str]) -> None:
+        """Forgets all other paths."""
+        self.paths = {peer: path for peer, path in self.paths.items() if peer in peers}
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
-    def _learn_rtt(self, sample: TcpSample) -> None:
-        path = self.paths.get(sample.peer)
-        if path is None:
-            path = self.paths[sample.peer] = PathEstimates(failed=self.unreached.discard(sample.peer))
-        if sample.rtt > 0:
-            path.rtt = min(path.rtt or sample.rtt, sample.rtt)
-            path.sent.settle = max(SETTLE, SETTLE_TRIPS * path.rtt)
+    def _add(self, flow: Flow, before: TcpSample, after: TcpSample, seconds: float) -> None:
+        delivered = max(0, after.delivered - before.delivered)
+        flow.delivered += delivered
+        flow.received += max(0, after.received - before.received)
+        flow.sent += max(0, after.sent - before.sent)
+        flow.retransmitted += max(0, after.retransmitted - before.retransmitted)
+        flow.connections += 1
+        if after.rwnd_limited - before.rwnd_limited < seconds / 2:
+            is_dry = before.app_limited != after.app_limited
+            flow.saturated += bool(before.backlog and after.backlog and not is_dry)
+            flow.backlogged += bool(before.backlog or after.backlog)
+            flow.is_paced |= 0 < self._config.paced * after.pacing_limit < delivered / seconds
 
-    def _take(self, flows: Mapping[str, _Flow], span: float, now: float) -> None:
+    def _observe(self, flows: Mapping[str, Flow], seconds: float, now: float, *, transferring: bool) -> None:
+        limited = [peer for peer, flow in flows.items() if flow.is_network_limited]
         delivered = sum(flow.delivered for flow in flows.values())
-        left = sum(flow.left for flow in flows.values())
-        received = sum(flow.received for flow in flows.values())
         self.delivered += delivered
-        self.received += received
-        # Half of a peer's connections suffice: the last chunks leave them one by one.
-        pressed = {peer: flow for peer, flow in flows.items() if 2 * flow.pressed >= flow.connections}
-        self._take_sent(flows, pressed, span, now)
-        sure = self._longest_lasting(pressed)
-        if (pressed or delivered >= TALK * span) and self._course.begins(now):
-            self.up.excuse()
-        if pressed:
-            free = sum(not f.limited and self.paths[peer].has_found_its_rate(now) for peer, f in pressed.items())
-            self.up.add(delivered, span, lasting=sure, conclusive=free > 1, left=left)
-            self._notice_changes(pressed)
-        elif any(flow.touched for flow in flows.values()):
-            self.up.lull(delivered, span, sure, left)
+        # Flows that share a full uplink are limited by each other, as far as each has much of an equal share.
+        is_crowded = len(limited) > 1 and delivered / seconds >= self._config.crowded * self.up.value
+        fair = self._config.fair * delivered / max(1, len(limited))
+        for peer, path in self.paths.items():
+            flow = flows.get(peer, _NO_FLOW)
+            is_shared = is_crowded and flow.delivered >= fair
+            rate = path.observe(flow, seconds, now, conclusive=transferring and not is_shared)
+            if rate is not None:
+                # Beside a far path a near one's rate does not last for long enough to be one of both.
+                self.up.raise_to(rate)
+        self._observe_up(flows, limited, seconds, now)
+        self._observe_down(flows, seconds)
+
+    def _observe_up(self, flows: Mapping[str, Flow], limited: Collection[str], seconds: float, now: float) -> None:
+        delivered, sent = (sum(f.delivered for f in flows.values()), sum(f.sent_once for f in flows.values()))
+        min_rate = self._config.min_transfer_rate
+        if (limited or delivered >= min_rate * seconds) and self._clock.starts(now):
+            self._up_detector.reset()
+        min_seconds = self._min_seconds(limited)
+        if limited:
+            free = sum(not flows[peer].is_paced and self.paths[peer].has_found_its_rate(now) for peer in limited)
+            rate = self.up.add(delivered, seconds, min_seconds=min_seconds, conclusive=free > 1, sent=sent)
+            if rate is not None and free > 1:
+                self._up_detector.add(rate, seconds)
+            self._detect_degradations(limited)
+        elif any(flow.backlogged for flow in flows.values()):
+            self.up.skip(delivered, seconds, min_seconds, sent)
         else:
-            self.up.pause()
-        # A fast link may empty all that waits before two looks have seen it wait.
-        busy = [peer for peer, flow in flows.items() if flow.delivered >= TALK * span]
-        self.up.at_least(self._moved.rate(delivered, span, self._longest_lasting(busy), left) or 0.0)
-        for peer, path in self.paths.items():
-            _take_received(path.received, flows[peer].received if peer in flows else 0, span, self._lasting(peer))
-        senders = [peer for peer, flow in flows.items() if flow.received >= TALK * span]
-        _take_received(self.down, received, span, self._longest_lasting(senders))
+            self.up.restart()
+        busy = self._min_seconds(peer for peer, flow in flows.items() if flow.delivered >= min_rate * seconds)
+        self.up.raise_floor(self._up_sampler.rate(delivered, seconds, busy, sent) or 0.0)
 
-    def _lasting(self, peer: str) -> float:
-        return lasting(self.paths[peer].rtt)
+    def _observe_down(self, flows: Mapping[str, Flow], seconds: float) -> None:
+        received = sum(flow.received for flow in flows.values())
+        self.received += received
+        min_rate = self._config.min_transfer_rate
+        senders = (peer for peer, flow in flows.items() if flow.received >= min_rate * seconds)
+        observe_received(self.down, received, seconds, self._min_seconds(senders), self._config)
 
-    def _longest_lasting(self, peers: Iterable[str]) -> float:
-        return max(map(self._lasting, peers), default=LASTING)
+    def _min_seconds(self, peers: Iterable[str]) -> float:
+        """For how long a rate of these paths together must last to count."""
+        return max((self.paths[peer].min_seconds for peer in peers), default=LASTING)
 
-    def _take_sent(self, flows: Mapping[str, _Flow], pressed: Mapping[str, _Flow], span: float, now: float) -> None:
-        total = sum(flow.delivered for flow in flows.values()) / span
-        crowded = len(pressed) > 1 and total >= CROWDED * self.up.value
-        fair = FAIR * total / max(1, len(pressed))
-        for peer, path in self.paths.items():
-            flow = flows.get(peer)
-            path.sending = flow.delivered / span if flow is not None else 0.0
-            if flow is not None and max(flow.delivered, flow.received) >= TALK * span:
-                path.used_at = now
-            if (peer in pressed or path.sending >= TALK) and path.course.begins(now):
-                path.sent.excuse()
-            if flow is not None:
-                self._take_loss(path, flow, now)
-            if peer not in pressed:
-                path.pressed_since = None
-                if flow is not None and flow.touched:
-                    path.sent.lull(flow.delivered, span, self._lasting(peer), flow.left)
-                else:
-                    path.sent.pause()
-                continue
-            if path.pressed_since is None:
-                path.pressed_since = now
-            flow = pressed[peer]
-            free = path.has_found_its_rate(now) and not flow.limited
-            conclusive = free and self._transferring and not (crowded and path.sending >= fair)
-            sure = self._lasting(peer)
-            rate = path.sent.add(flow.delivered, span, lasting=sure, conclusive=conclusive, left=flow.left)
-            path.rise()
-            if rate is not None:
-                # Together with far peers nothing is a rate for longer than a near one's takes.
-                self.up.gave(rate)
-
-    def _notice_changes(self, pressed: Iterable[str]) -> None:
-        expected = self.expected
-        degraded_to = {
-            peer: self.paths[peer].fallen_to(float("inf") if expected is None else expected.get(peer, 0.0))
-            for peer in pressed
-        }
-        whole = self.up.fallen_to(float("inf") if expected is None else sum(expected.values()))
-        all_fell = len(degraded_to) > 1 and whole is not None and None not in degraded_to.values()
-        if whole is not None and all_fell and not self._behind_one_link(degraded_to):
-            self.up.drop_to(whole)
-            for peer in degraded_to:
-                self.paths[peer].sent.excuse()
+    def _detect_degradations(self, limited: Collection[str]) -> None:
+        found = {peer: self.paths[peer].degradation(self._expected.get(peer, 0.0)) for peer in limited}
+        up = self._up_detector.detect(self.up.value, sum(self._expected.values()))
+        if up is not None and len(found) > 1 and None not in found.values() and not self._share_a_region(found):
+            self.up.replace(up.rate)
+            self._up_detector.reset()
+            for peer in found:
+                self.paths[peer].pardon()
             return
-        for peer, rate in degraded_to.items():
-            if rate is not None:
-                self.paths[peer].fall(rate)
-                self.fell = True
+        for peer, degradation in found.items():
+            if degradation is not None:
+                self.paths[peer].degrade(degradation)
+                self.degradations += 1
 
-    def _behind_one_link(self, peers: Iterable[str]) -> bool:
-        """Whether all these are in one region, and it is another one."""
-        regions = {self.regions.get(peer) for peer in peers}
+    def _share_a_region(self, peers: Iterable[str]) -> bool:
+        """Whether all these are in one region, and it is another one: then its link limits them."""
+        regions = {self._regions.get(peer) for peer in peers}
         return len(regions) == 1 and None not in regions
-
-    def _take_loss(self, path: PathEstimates, flow: _Flow, now: float) -> None:
-        since = path.pressed_since
-        if since is not None and now - since >= path.ramp:
-            path.losses.add(flow.sent, flow.resent)
-
-
-def _count(flow: _Flow, before: TcpSample, after: TcpSample, since: float) -> None:
-    flow.delivered += max(0, after.delivered - before.delivered)
-    flow.received += max(0, after.received - before.received)
-    flow.sent += max(0, after.sent - before.sent)
-    flow.resent += max(0, after.resent - before.resent)
-    flow.connections += 1
-    if after.held - before.held < since / 2:
-        flow.pressed += bool(before.backlog and after.backlog and before.app_limited == after.app_limited)
-        flow.touched += bool(before.backlog or after.backlog)
-        flow.limited |= 0 < LIMITED * after.limit < (after.delivered - before.delivered) / since
-
-
-def _take_received(best: WindowedMax, received: int, span: float, lasting: float) -> None:
-    """Talk is no transfer, but a hole in the sequence that stops one for a while does not end it."""
-    if received >= TALK * span:
-        best.add(received, span, lasting=lasting, conclusive=False)
-    else:
-        best.lull(received, span, lasting)
-
-
-def _path(peer: str, path: PathEstimates) -> PathStatistics:
-    return PathStatistics(
-        peer,
-        rtt=_three_digits(path.rtt),
-        sent=_three_digits(path.sent.value * MBIT),
-        received=_three_digits(path.received.value * MBIT),
-        loss=_three_digits(path.loss),
-        failed=path.failed,
-        degraded_to=_three_digits(path.degraded_to),
-    )
-
-
-def _three_digits(value: float) -> float:
-    return float(f"{value:.2e}")
-
-
-def _is_news(told: NodeStatistics, now: NodeStatistics) -> bool:
-    if len(told.paths) != len(now.paths) or _moved(told.up, now.up) or _moved(told.down, now.down):
-        return True
-    return any(
-        old.peer != new.peer
-        or old.failed != new.failed
-        or old.degraded_to != new.degraded_to
-        or _moved(old.sent, new.sent)
-        or _moved(old.received, new.received)
-        or _moved(old.rtt, new.rtt, 0.001)
-        or _moved(old.loss, new.loss, 0.002)
-        for old, new in zip(told.paths, now.paths, strict=True)
-    )
-
-
-def _moved(told: float, now: float, least: float = 0.0) -> bool:
-    """Whether a figure differs by more than noise does. least: a difference that never matters."""
-    return abs(now - told) > max(least, NEWS * told)

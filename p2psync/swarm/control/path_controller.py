@@ -1,118 +1,170 @@
-"""How fast chunks are pushed down a path of the plan that loses much: about as fast as the plan foresees. Pure.
+"""Controls one path: paces it at its planned rate while it loses much, and restarts it while it is slow. Sans-I/O.
 
-Theory of operation. A window of two round trips, which is what BBR lets out, is more than most queues hold where
-several flows meet at a link: each of them alone overflows it, a fifth of what is sent is lost, and what was sent after
-it waits behind holes for a second. The plan has told each flow its part of the link, though: flows that keep to their
-parts fill the link and leave its queue empty. So a flow that loses much is held to its part, or to what just came
-through, if that is more. A plan errs by some percent, and links change: a flow that is held and does not lose much may
-send a little more at each look; once that has gone on for long it is held no more. Where sending less does not help,
-the link loses by itself, and the flow is let alone for a while.
+Theory of operation. BBR keeps two round trips of data in flight. That is more than most queues hold where several
+flows meet at a link: each flow overflows the queue, a fifth of the data is lost, and the rest waits behind holes for a
+second. The plan gives each flow a share of the link; flows that are paced at their shares fill the link and leave its
+queue empty. A plan errs by some percent and links change, so the pacing rate rises slowly until the path is free again.
+
+State and event give the next state; other events leave a state as it is:
+
+    state     TRANSFER   LOSS    ROSE
+    FREE      STARTUP    PACED
+    STARTUP   STARTUP    PACED   FREE
+    PACED                PACED   FREE
+
+A busy path also restarts now and then: BBR stops a connection for 0.2 s once its least round trip is ten seconds old,
+to measure it again. All paths of a transfer would stop together, and the uplink would idle. A restarted path keeps its
+window and the kernel's own least round trip. Each path restarts at another age, so that the others carry on.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
+from enum import Enum, auto
 
-from p2psync.swarm.control.interval_counters import IntervalCounters
+from p2psync.swarm.control.config import PathControlConfig
+from p2psync.swarm.control.interval import Interval
+from p2psync.swarm.control.slow_path import SlowPathDetector
 
-#: What a flow that is held may send, of its part or of what came through; by how much that changes at each look without
-#: many losses, and with them; and from which on it is held no more, of what it was held to last.
-FIRST, RISE, FALL, FREE = 0.97, 1.004, 0.93, 1.25
-#: No path is held to less at the beginning (bytes a second): where little is planned the mean of it, chunk by chunk,
-#: would have each chunk take seconds.
-THIN = 640 << 10
-#: What the queue before any link surely has room for (seconds of the link's rate).
-QUEUE = 0.025
-#: How it rises at the beginning of a transfer.
-EARLY_RISE = 1.03
-#: Losses that are many, as a share of what was sent: links lose up to some percent by themselves.
-MANY = 0.04
-#: After so many looks in a row with many losses these should be less than this part of what they were at first; if not,
-#: it is let alone for so many looks.
-PATIENCE, BETTER, ALONE = 6, 0.75, 240
-#: Bytes that must have been sent for losses to be a share of anything.
-LEAST = 192 << 10
+_DEFAULTS = PathControlConfig()
 
 
-def haste(seconds: float) -> float:
-    """How many times its part each flow of a transfer may begin with that takes so long as planned.
+class PathState(Enum):
+    """The states of a path."""
 
-    In t seconds k times the rate of a link leave t (1 - 1 / k) seconds of its rate in the queue before it.
+    FREE = auto()
+    """TCP alone sets the rate."""
+    STARTUP = auto()
+    """A transfer starts: paced at the planned rate, which rises fast."""
+    PACED = auto()
+    """Many losses: paced at the planned or the delivered rate, which rises slowly and falls with losses."""
+
+
+class PathEvent(Enum):
+    """The events that change a state."""
+
+    TRANSFER = auto()
+    """A transfer starts after a pause."""
+    LOSS = auto()
+    """A sample had many losses."""
+    ROSE = auto()
+    """The pacing rate rose above the rate at which the path is free."""
+
+
+_NEXT = {
+    (PathState.FREE, PathEvent.TRANSFER): PathState.STARTUP,
+    (PathState.FREE, PathEvent.LOSS): PathState.PACED,
+    (PathState.STARTUP, PathEvent.TRANSFER): PathState.STARTUP,
+    (PathState.STARTUP, PathEvent.LOSS): PathState.PACED,
+    (PathState.STARTUP, PathEvent.ROSE): PathState.FREE,
+    (PathState.PACED, PathEvent.LOSS): PathState.PACED,
+    (PathState.PACED, PathEvent.ROSE): PathState.FREE,
+}
+
+
+def startup_gain(seconds: float, queue_seconds: float) -> float:
+    """Returns by how much a transfer that takes `seconds` at its planned rate may exceed that rate from the start.
+
+    At k times the rate of a link, t seconds leave t (1 - 1 / k) seconds of data in the queue before it; every queue has
+    room for `queue_seconds`.
     """
-    return seconds / (seconds - QUEUE) if seconds > QUEUE else math.inf
+    return seconds / (seconds - queue_seconds) if seconds > queue_seconds else math.inf
 
 
 class PathController:
-    """What one peer may be sent a second."""
+    """The controller of the path to one child. Rates in bytes/s."""
 
-    def __init__(self, part: float) -> None:
-        """part: bytes a second that the plan has for this path."""
-        self._part = part
-        #: Bytes a second; 0: as much as may be.
-        self.rate = 0.0
-        self._free = 0.0
-        self._lost_first = 0.0
-        self._cuts = 0
-        self._alone = 0
-        self._early = False
-        self._counters = IntervalCounters()
+    def __init__(self, peer: str, config: PathControlConfig = _DEFAULTS) -> None:
+        """peer: the child's name, which sets at which age the path is refreshed."""
+        self._config = config
+        self._refresh_age = config.refresh_seconds + config.refresh_spread * zlib.crc32(peer.encode()) / 2**32
+        self._restarted_at: float | None = None
+        self.state = PathState.FREE
+        #: The limit on the path's connections together; 0: none.
+        self.pacing_rate = 0.0
+        self._limit = 0.0
+        self._free_above = 0.0
+        self._sample = Interval()
+        self._slow_path = SlowPathDetector(config.slow_path)
 
-    def planned(self, part: float) -> None:
-        """The plan has so much for this path now. What it takes back shows in losses, if anybody else sends it."""
-        if self.rate and 0 < self._part < part:
-            self.rate *= part / self._part
-            self._free *= part / self._part
-        self._part = part
+    def set_planned(self, rate: float, limit: float) -> None:
+        """Sets the planned rate, and the rate at which the first link of the path is full.
 
-    def begin(self, times: float = 1.0) -> None:
-        """A transfer begins, after nothing has flowed for a while: all flows that meet at a link remember what each had
-        of it while it was alone. So each keeps to its part at first, or to `times` of it, and soon tries for more."""
-        if self._early:
-            self._let_go()
-        if not self.rate and not self._alone and times < math.inf:
-            self.rate = max(FIRST * times * self._part, THIN)
-            self._free = FREE * self.rate
-            self._early = True
+        A higher limit raises the pacing rate at once; a lower one waits for losses.
+        """
+        if self.pacing_rate and 0 < self._limit < limit:
+            self.pacing_rate *= limit / self._limit
+            self._free_above *= limit / self._limit
+        self._limit = limit
+        self._slow_path.set_planned(rate)
 
-    def pause(self) -> None:
-        """What was seen since the last look tells nothing."""
-        self._counters.clear()
+    def start_transfer(self, gain: float) -> None:
+        """Paces the path at `gain` times its limit: BBR remembers a rate from when the path was alone on its links.
 
-    def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> None:
-        """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
-        came through."""
-        counters = self._counters
-        counters.add(seconds, sent, resent, delivered)
-        if counters.sent < LEAST:
-            return
-        lost, came = counters.lost, counters.came
-        counters.clear()
-        if self._alone:
-            self._alone -= 1
-        elif lost > MANY:
-            self._cut(lost, came)
-        elif self.rate:
-            self._cuts = 0
-            self.rate *= EARLY_RISE if self._early else RISE
-            if self.rate > self._free:
-                self._let_go()
+        gain: see `startup_gain`; infinity starts without a pacing rate.
+        """
+        if gain == math.inf:
+            if self.state is PathState.STARTUP:
+                self._enter(PathState.FREE)
+        elif self._on(PathEvent.TRANSFER):
+            rate = self._config.pacing_gain * gain * self._limit
+            self._pace(max(rate, self._config.min_startup_rate))
 
-    def _cut(self, lost: float, came: float) -> None:
-        if not self._cuts:
-            self._lost_first = lost
-        self._cuts += 1
-        if self._cuts > PATIENCE and lost > BETTER * self._lost_first:
-            self._let_go()
-            self._alone = ALONE
-            return
-        if self.rate:
-            self.rate = max(min(self.rate, FIRST * self._part), FALL * self.rate)
-        else:
-            self.rate = FIRST * max(self._part, came)
-        self._free = FREE * self.rate
-        self._early = False
+    def observe(self, interval: Interval | None) -> bool:
+        """Takes what the path did since the last call; returns whether its congestion control should restart.
 
-    def _let_go(self) -> None:
-        self.rate = self._free = 0.0
-        self._cuts = 0
-        self._early = False
+        interval: None if data did not wait all the time; then the sample starts over.
+        """
+        if interval is None:
+            self._sample = Interval()
+            self._slow_path.skip()
+            return False
+        self._sample.add(interval)
+        if self._sample.sent >= self._config.sample_bytes:
+            sample, self._sample = self._sample, Interval()
+            self._judge(sample)
+        return self._slow_path.observe(interval, self.pacing_rate)
+
+    def restarted(self, now: float) -> None:
+        """Notes that the congestion control restarted."""
+        self._restarted_at = now
+
+    def is_refresh_due(self, now: float) -> bool:
+        """Returns whether BBR would stop the path before long; call it while data waits.
+
+        Nobody knows when a path stops that restarted before the first call, so its age counts from there.
+        """
+        if self._restarted_at is None:
+            self._restarted_at = now
+        return now - self._restarted_at >= self._refresh_age
+
+    def _judge(self, sample: Interval) -> None:
+        gain = self._config.pacing_gain
+        if sample.loss > self._config.max_loss:
+            self._on(PathEvent.LOSS)
+            if self.pacing_rate:
+                self._pace(max(min(self.pacing_rate, gain * self._limit), self._config.backoff * self.pacing_rate))
+            else:
+                self._pace(gain * max(self._limit, sample.delivery_rate))
+        elif self.pacing_rate:
+            startup = self.state is PathState.STARTUP
+            self.pacing_rate *= self._config.startup_growth if startup else self._config.paced_growth
+            if self.pacing_rate > self._free_above:
+                self._on(PathEvent.ROSE)
+
+    def _pace(self, rate: float) -> None:
+        self.pacing_rate = rate
+        self._free_above = self._config.free_above * rate
+
+    def _on(self, event: PathEvent) -> bool:
+        """Changes the state; returns whether this state knows the event."""
+        state = _NEXT.get((self.state, event))
+        if state is not None:
+            self._enter(state)
+        return state is not None
+
+    def _enter(self, state: PathState) -> None:
+        self.state = state
+        if state is PathState.FREE:
+            self.pacing_rate = self._free_above = 0.0

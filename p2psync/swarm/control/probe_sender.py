@@ -35,8 +35,6 @@ class ProbeSender:
         #: Bytes so far.
         self.sent = 0
         self._flows: dict[str, _Flow] = {}
-        #: How many bytes of a connection have left once its last junk has.
-        self._ends: dict[Connection, int] = {}
         self._timer: TimerHandle | None = None
         self._loop = loop
 
@@ -44,12 +42,6 @@ class ProbeSender:
     def peers(self) -> Collection[str]:
         """To whom junk is sent now."""
         return self._flows.keys()
-
-    @property
-    def leaving(self) -> set[str]:
-        """Those, and to whom junk is sent no more but still waits."""
-        self._ends = {stream: end for stream, end in self._ends.items() if stream.left < end}
-        return {stream.peer for stream in self._ends if stream.peer} | self._flows.keys()
 
     @property
     def held(self) -> Collection[str]:
@@ -73,8 +65,6 @@ class ProbeSender:
         if flow is not None:
             for stream in self._peers.streams(peer):
                 stream.set_pacing_limit(0.0)
-            for stream in self._peers.streams(peer)[: self._width]:
-                self._ends[stream] = stream.written
             self._ended(peer, flow.sent)
 
     def close(self) -> None:

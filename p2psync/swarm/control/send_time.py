@@ -1,42 +1,39 @@
-"""Estimates how long a connection takes to send what is given to it, from its window and what waits before it."""
+"""Estimates how long a connection takes to send more bytes, from its congestion window and what waits before them."""
 
 from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.decaying_max import DecayingMax
-
-#: Bytes of a connection that may wait in the kernel before they are sent, at least and at most, and for how long they
-#: may (seconds): what waits there cannot be overtaken, nor called off.
-LEAST_NOTSENT, MOST_NOTSENT, NOTSENT_SECONDS = 16 << 10, 128 << 10, 0.04
-#: The assumed rate of a connection that nobody has measured (bytes a second).
-UNKNOWN_RATE = 1e6
+from p2psync.swarm.control.config import (
+    ASSUMED_RATE,
+    MAX_NOTSENT_BYTES,
+    MAX_NOTSENT_SECONDS,
+    MIN_NOTSENT_BYTES,
+    WINDOW_HALF_LIFE,
+)
 
 
 class SendTime:
-    """The estimate of one connection.
-
-    A connection that carried little has a small window; one that closes its window for a moment is believed to have it
-    again soon. Where rates are not known they are taken for equal.
-    """
+    """The estimate of one connection."""
 
     def __init__(self) -> None:
-        #: Bytes a second that the window let out at the last estimate; at most what the connection is held to.
+        #: The rate (bytes/s) of the window at the last estimate, within the pacing limit.
         self.rate = 0.0
-        self._largest_window = DecayingMax()
+        self._largest, self._at = 0.0, 0.0
 
     def seconds(self, size: int, waits: int, window: float, held_to: float, now: float) -> float:
-        """Returns the seconds until `size` bytes more will have been sent.
+        """Returns the seconds until `size` more bytes will have been sent.
 
-        waits: bytes before them. window: bytes a second that the window lets out now. held_to: the limit on pacing, 0:
-        none.
+        waits: bytes before them. window: bytes/s that the congestion window allows now. held_to: the pacing limit
+        (bytes/s); 0: none.
         """
-        most = held_to or math.inf
-        self.rate = min(window, most)
-        rate = min(self._largest_window.seen(window, now), most)
-        return (waits + size) / (rate or UNKNOWN_RATE)
+        limit = held_to or math.inf
+        self.rate = min(window, limit)
+        self._largest = max(window, self._largest * 0.5 ** ((now - self._at) / WINDOW_HALF_LIFE))
+        self._at = now
+        return (waits + size) / (min(self._largest, limit) or ASSUMED_RATE)
 
 
 def notsent_for(rate: float) -> int:
     """Returns how many unsent bytes the kernel may hold at `rate` bytes/s: a power of two, so it seldom changes."""
-    return max(LEAST_NOTSENT, min(MOST_NOTSENT, 1 << int(rate * NOTSENT_SECONDS).bit_length()))
+    return max(MIN_NOTSENT_BYTES, min(MAX_NOTSENT_BYTES, 1 << int(rate * MAX_NOTSENT_SECONDS).bit_length()))

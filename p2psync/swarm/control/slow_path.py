@@ -1,78 +1,66 @@
-"""When the congestion control of a path should begin anew, because it believes in far less than the plan. Pure.
+"""Detects a path whose congestion control believes in far less than the plan, and should restart. Sans-I/O.
 
-Theory of operation. BBR holds on to the bandwidth that it saw last. After a pause that is what a few small messages
-made of it, or what was left beside other flows; from there it grows by a quarter in eight round trips, so a path of 100
-ms that begins at a fifth of its part takes six seconds to reach it, and all that hangs below waits. As it begins it
-doubles in each round trip instead. So a path on which something always waits, of which little is lost, and which brings
-far less than the plan has for it, or than it is held to, begins anew, unless it is just growing by itself. Where that
-does not help, the plan is wrong, and it is let alone.
+Theory of operation. BBR keeps the bandwidth that it saw last. After a pause that is what a few small messages made of
+it, or the rate beside other flows; from there it grows by a quarter in eight round trips. A path of 100 ms that starts
+at a fifth of its planned rate takes six seconds to reach it. After a restart BBR doubles its rate in each round trip.
+So a path restarts that always has data to send, loses little, delivers far less than expected and does not grow. Where
+restarts do not help, the plan is wrong, and the path is left to TCP until the next plan.
 """
 
 from __future__ import annotations
 
 import math
 
-from p2psync.swarm.control.interval_counters import IntervalCounters
+from p2psync.swarm.control.config import SlowPathConfig
+from p2psync.swarm.control.interval import Interval
 
-#: A path is slow that brings less than this part of what is planned.
-LACK = 0.65
-#: One that brings so many times what it brought in the look before is growing by itself.
-GROWING = 1.5
-#: Losses from which on (as a share of what was sent) more would not come through.
-LOSES = 0.02
-#: How long a look takes, how many lacking ones in a row are enough, and how long a path has for its new beginning
-#: (seconds in which something always waits).
-LOOK, ENOUGH, GROWS = 0.25, 2, 2.0
-#: A new beginning has helped that brought so many times what came before; after this many in a row that did not, the
-#: path is let alone until there is another plan.
-HELPED, TRIES = 1.3, 2
+_DEFAULTS = SlowPathConfig()
 
 
 class SlowPathDetector:
-    """What one peer is sent, beside what the plan has for it."""
+    """Compares what one path delivers with what the plan expects of it."""
 
-    def __init__(self, planned: float) -> None:
-        """planned: bytes a second."""
-        self._planned = planned
-        self._tries = 0
-        #: What came before the last new beginning (bytes a second), and how long ago that is.
-        self._before, self._since = 0.0, GROWS
-        self._lacking = 0
-        self._came_last = math.inf
-        self._held = math.inf
-        self._counters = IntervalCounters()
+    def __init__(self, config: SlowPathConfig = _DEFAULTS) -> None:
+        self._config = config
+        self._planned = 0.0
+        self._failed_restarts = 0
+        #: Delivery rate before the last restart, and the backlogged seconds since.
+        self._rate_before, self._since = 0.0, config.grace_seconds
+        self._slow_samples = 0
+        self._last_rate = math.inf
+        self._sample = Interval()
 
-    def planned(self, planned: float) -> None:
-        """The plan has so much for this path now."""
-        if planned != self._planned:
-            self._planned, self._tries = planned, 0
+    def set_planned(self, rate: float) -> None:
+        """Sets the planned rate (bytes/s); another rate allows restarts again."""
+        if rate != self._planned:
+            self._planned, self._failed_restarts = rate, 0
 
-    def held(self, rate: float) -> None:
-        """It is held to so many bytes a second; 0: to none."""
-        self._held = rate or math.inf
+    def skip(self) -> None:
+        """Starts the sample over: data did not wait all the time."""
+        self._sample = Interval()
+        self._last_rate = math.inf
 
-    def pause(self) -> None:
-        """What was seen since the last look tells nothing."""
-        self._counters.clear()
-        self._came_last = math.inf
-
-    def seen(self, seconds: float, sent: int, resent: int, delivered: int) -> bool:
-        """In an interval in which more waited to be sent all the time: bytes sent, these of them again, and bytes that
-        came through. Returns whether to begin anew."""
-        counters = self._counters
-        counters.add(seconds, sent, resent, delivered)
-        if counters.seconds < LOOK:
+    def observe(self, interval: Interval, pacing_rate: float) -> bool:
+        """Returns whether the path should restart. pacing_rate: its limit (bytes/s); 0: none."""
+        self._sample.add(interval)
+        if self._sample.seconds < self._config.sample_seconds:
             return False
-        came, lost = counters.came, counters.lost
-        self._since += counters.seconds
-        counters.clear()
-        grows, self._came_last = came >= GROWING * self._came_last, came
-        lacks = came < LACK * min(self._planned, self._held) and lost < LOSES and not grows
-        self._lacking = self._lacking + 1 if lacks else 0
-        if self._lacking < ENOUGH or self._since < GROWS or self._tries >= TRIES:
+        sample, self._sample = self._sample, Interval()
+        rate = sample.delivery_rate
+        self._since += sample.seconds
+        expected = min(self._planned, pacing_rate or math.inf)
+        grows, self._last_rate = rate >= self._config.growing * self._last_rate, rate
+        slow = rate < self._config.slow * expected and sample.loss < self._config.max_loss and not grows
+        self._slow_samples = self._slow_samples + 1 if slow else 0
+        if self._slow_samples < self._config.slow_samples or self._since < self._config.grace_seconds:
             return False
-        self._tries = self._tries + 1 if came < HELPED * self._before else 0
-        if self._tries >= TRIES:
+        return self._try_restart(rate)
+
+    def _try_restart(self, rate: float) -> bool:
+        if self._failed_restarts >= self._config.max_failed:
             return False
-        self._before, self._since, self._lacking = came, 0.0, 0
+        self._failed_restarts = self._failed_restarts + 1 if rate < self._config.helped * self._rate_before else 0
+        if self._failed_restarts >= self._config.max_failed:
+            return False
+        self._rate_before, self._since, self._slow_samples = rate, 0.0, 0
         return True

@@ -1,4 +1,4 @@
-"""Brings the connections to one peer towards a number: how many to dial now, and which to close."""
+"""Decides how many connections to one peer to dial now, and which to close, to reach a number."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from p2psync.protocol.messages import MAX_STREAMS
+from p2psync.swarm.control.config import CLOSE_IDLE_SECONDS, DIAL_PAUSE_SECONDS
 from p2psync.swarm.control.connections import Connection
 
-#: A connection that is one too many is closed once nothing went over it for so long (seconds).
-IDLE_SECONDS = 2.0
-#: Pause between dials of further connections to one peer: they may come to nothing again and again (seconds).
-DIAL_PAUSE_SECONDS = 5.0
 _Stream = TypeVar("_Stream", bound=Connection)
 
 
@@ -22,17 +19,17 @@ class StreamCount:
         self._dials_from = float("-inf")
 
     def to_dial(self, wanted: int, standing: int, under_way: int, now: float) -> int:
-        """Returns how many to dial now: those that are lacking, if that was not tried just before."""
-        lacking = _bounded(wanted) - standing - under_way
-        if lacking <= 0 or now < self._dials_from:
+        """Returns how many to dial now: the missing ones, unless the last dials were a moment ago."""
+        missing = _bounded(wanted) - standing - under_way
+        if missing <= 0 or now < self._dials_from:
             return 0
         self._dials_from = now + DIAL_PAUSE_SECONDS
-        return lacking
+        return missing
 
     @staticmethod
     def to_close(wanted: int, streams: Sequence[_Stream]) -> list[_Stream]:
         """Returns the connections beyond the number that are idle; what is not idle yet stays."""
-        return [stream for stream in streams[_bounded(wanted) :] if stream.idle(IDLE_SECONDS)]
+        return [stream for stream in streams[_bounded(wanted) :] if stream.idle(CLOSE_IDLE_SECONDS)]
 
 
 def _bounded(wanted: int) -> int:

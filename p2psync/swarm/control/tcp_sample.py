@@ -9,20 +9,20 @@ from dataclasses import dataclass
 class TcpSample:
     """The counters of one connection. Bytes since it began, except backlog: bytes that wait to be sent now.
 
-    delivered: what the peer's machine has confirmed, in order or not. received: what has come in order. rtt: the least
-    round trip (seconds; 0: not known). held: seconds so far in which the peer's window was full. dried: how often so
-    far nothing waited any more. limit: bytes a second that it may send, 0: any number. delay: by how much longer than
-    the least round trips are now (seconds).
+    delivered: what the peer's machine has acknowledged, selectively too. received: bytes that came. rtt: the least
+    round trip (seconds; 0: unknown). rwnd_limited: seconds so far in which the peer's receive window was full.
+    app_limited: how often so far a chunk met an empty queue. pacing_limit: bytes a second, 0: none. queueing_delay:
+    seconds by which the smoothed round trip exceeds the least one.
     """
 
     peer: str
     delivered: int = 0
     received: int = 0
     sent: int = 0
-    resent: int = 0
+    retransmitted: int = 0
     backlog: int = 0
     rtt: float = 0.0
-    held: float = 0.0
+    rwnd_limited: float = 0.0
     app_limited: int = 0
-    limit: float = 0.0
-    delay: float = 0.0
+    pacing_limit: float = 0.0
+    queueing_delay: float = 0.0

@@ -1,101 +1,93 @@
-"""How fast a node hands out in all, where the plan nearly fills its uplink. Pure.
+"""Limits how fast a node hands out chunks, where the plan nearly fills its uplink. Sans-I/O.
 
-Theory of operation. What an uplink gives is known from measuring it (`NodeEstimates.up`), and a plan that counts on
-most of it keeps it busy all the time: then chunks are handed out as fast as it sends them, and no faster, so that they
-wait here, where they can be called off, and not in the queue before the link, where they push each other out. What is
-known may be too low. So where chunks have been held up here for a while, and all that was let out came through, the
-rate rises: much if not even the least delayed connection is delayed, else a little. Once all that connections take
-stands in them, the uplink is full, and the rate is again what it was seen to give. It never falls below that, so that
-queues which others fill hold nobody up.
+Theory of operation. A plan that counts on most of the measured uplink keeps it busy. Then the node hands out chunks as
+fast as the uplink sends them: they wait in user space, where they can be cancelled, and not in the queue before the
+link, where they push each other out. The measured rate may be too low. So where chunks waited for the limit, and all
+that was handed out was delivered, the limit rises: much if some connection sees no queue, else a little. Once
+connections have a backlog, the uplink is full, and the limit returns to what the uplink delivered. It never falls below
+the measured rate, so queues that others fill slow nobody down.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import TypeVar
 
-from p2psync.swarm.control.node_estimates import LONGEST, TALK
+from p2psync.swarm.control.config import EstimatorConfig, UplinkPacerConfig
+from p2psync.swarm.control.estimators import DeliveryRateSampler
 from p2psync.swarm.control.tcp_sample import TcpSample
 
-#: An uplink of which the plan takes so much is what holds its node up.
-BINDS = 0.6
-#: What is let out, of what the uplink was seen to give; what it gives for sure, of what gauges say, since they see
-#: bursts.
-KEPT, SURE = 0.985, 0.9
-#: Seconds over which it is seen what an uplink gives; a part of what is let out that has come through by then is all.
-SPAN, THROUGH = 0.75, 0.95
-#: By how much the rate rises then: if the least delayed connection is delayed by less than so many seconds, and by less
-#: than so many more.
-IDLE, LEAP = 0.01, 1.25
-BUSY, STEP = 0.05, 1.01
-#: An uplink is full once what waits in its connections would take so long (seconds), and is so many bytes at least.
-FULL_SECONDS, FULL_LEAST = 0.06, 256 << 10
+_DEFAULTS = UplinkPacerConfig()
+_ESTIMATES = EstimatorConfig()
 _Key = TypeVar("_Key", bound=Hashable)
 
 
 class UplinkPacer:
-    """The pace of one node. rate: bytes a second that it may hand out, 0: any number."""
+    """The limit of one node. rate: bytes/s that it may hand out; 0: no limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: UplinkPacerConfig = _DEFAULTS) -> None:
+        self._config = config
         self.rate = 0.0
-        self._given = 0.0
-        self._seen: deque[tuple[float, int]] = deque()
+        #: What the uplink delivered while chunks waited (bytes/s); 0: unknown.
+        self._delivered_rate = 0.0
+        self._sampler = DeliveryRateSampler()
         self._last: dict[Hashable, TcpSample] = {}
-        self._read_at = 0.0
+        self._observed_at = 0.0
         self._was_full = False
 
-    def read(self, samples: Mapping[_Key, TcpSample], now: float, *, known: float, planned: float, held: bool) -> float:
-        """The counters of all connections that do anything; now: seconds. Returns the rate.
+    def observe(
+        self, samples: Mapping[_Key, TcpSample], now: float, *, known: float, planned: float, has_waited: bool
+    ) -> float:
+        """Takes the samples of all active connections; returns the limit.
 
-        known: bytes a second that the uplink is known to give, 0: it is not. planned: what the plan has this node send.
-        held: whether chunks have had to wait for this pace since it was read last.
+        known: measured bytes/s of the uplink; 0: unknown. planned: bytes/s that the plan has this node send.
+        has_waited: whether chunks waited for the limit since the last call.
         """
-        seconds, self._read_at = now - self._read_at, now
-        before = self._last
+        config = self._config
+        seconds, self._observed_at = now - self._observed_at, now
+        changes = [(self._last[key], sample) for key, sample in samples.items() if key in self._last]
         self._last = dict(samples.items())
-        if not known or planned < BINDS * known:
-            self._seen.clear()
+        if not known or planned < config.binding * known:
+            self._sampler = DeliveryRateSampler()
             self.rate = 0.0
             return self.rate
-        flows = [(before[key], sample) for key, sample in samples.items() if key in before]
-        delivered = sum(max(0, after.delivered - old.delivered) for old, after in flows)
-        if not 0 < seconds <= LONGEST or delivered < TALK * seconds:
-            self._seen.clear()
-            self.rate = KEPT * self._base(known)
-            return self.rate
-        full = self._is_full(samples.values())
-        given = self._span(seconds, delivered, pressed=held or full)
-        if given > self._given or (given and full and self._was_full):
-            self._given = given
-        self._was_full = full
-        if full:
-            self.rate = KEPT * self._base(known)
-        elif given >= THROUGH * self.rate:
-            self.rate *= _rise(flows)
-            self._seen.clear()
-        self.rate = max(self.rate, KEPT * self._base(known))
+        delivered = sum(max(0, after.delivered - before.delivered) for before, after in changes)
+        is_sample = 0 < seconds <= _ESTIMATES.max_interval and delivered >= _ESTIMATES.min_transfer_rate * seconds
+        if not is_sample:
+            self._sampler = DeliveryRateSampler()
+            self.rate = 0.0
+        else:
+            self._fit(changes, delivered, seconds, has_waited)
+        # The measured rate may come from a burst.
+        base = max(self._delivered_rate or known, config.surely_known * known)
+        self.rate = max(self.rate, config.gain * base)
         return self.rate
 
-    def _base(self, known: float) -> float:
-        return max(self._given or known, SURE * known)
+    def _fit(self, changes: list[tuple[TcpSample, TcpSample]], delivered: int, seconds: float, waited: bool) -> None:
+        config = self._config
+        full = sum(after.backlog for after in self._last.values()) > max(
+            config.full_bytes, config.full_seconds * self.rate
+        )
+        rate = 0.0
+        if waited or full:
+            rate = self._sampler.rate(delivered, seconds, config.sample_seconds) or 0.0
+        else:
+            self._sampler = DeliveryRateSampler()
+        if rate > self._delivered_rate or (rate and full and self._was_full):
+            self._delivered_rate = rate
+        self._was_full = full
+        if full:
+            self.rate = 0.0
+        elif rate and rate >= config.all_delivered * self.rate:
+            self.rate *= self._growth(changes)
+            self._sampler = DeliveryRateSampler()
 
-    def _is_full(self, samples: Iterable[TcpSample]) -> bool:
-        return sum(sample.backlog for sample in samples) > max(FULL_LEAST, FULL_SECONDS * self.rate)
-
-    def _span(self, seconds: float, delivered: int, *, pressed: bool) -> float:
-        """Bytes a second over the last `SPAN`, in all of which more waited than left; 0 if it did not."""
-        if not pressed:
-            self._seen.clear()
-            return 0.0
-        self._seen.append((seconds, delivered))
-        while sum(spent for spent, _ in self._seen) - self._seen[0][0] >= SPAN:
-            self._seen.popleft()
-        spent = sum(spent for spent, _ in self._seen)
-        return sum(moved for _, moved in self._seen) / spent if spent >= SPAN else 0.0
-
-
-def _rise(flows: Iterable[tuple[TcpSample, TcpSample]]) -> float:
-    """By how much the rate may rise, by the least delay of the connections that carry something."""
-    delay = min((after.delay for before, after in flows if after.sent - before.sent > TALK // 4), default=0.0)
-    return LEAP if delay < IDLE else STEP if delay < BUSY else 1.0
+    def _growth(self, changes: list[tuple[TcpSample, TcpSample]]) -> float:
+        """Returns the factor by which the limit may rise, by the shortest queue that a busy connection sees."""
+        least = _ESTIMATES.min_transfer_rate / 4
+        delay = min(
+            (after.queueing_delay for before, after in changes if after.sent - before.sent > least), default=0.0
+        )
+        if delay < self._config.idle_delay:
+            return self._config.fast_growth
+        return self._config.slow_growth if delay < self._config.busy_delay else 1.0
