@@ -175,12 +175,6 @@ class PeerStream(asyncio.BufferedProtocol):
         """Bytes in user space that wait to be sent."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
-    @property
-    def left(self) -> int:
-        """Bytes so far that wait neither in user space nor in the kernel to be sent."""
-        notsent = tcp.unsent(self._socket) if self._socket is not None else 0
-        return self.written - self.backlog - notsent
-
     def takes(self, size: int) -> float:
         """Seconds until so many more bytes will have been sent, about: see `SendTime`."""
         waits, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)

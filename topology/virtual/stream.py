@@ -82,11 +82,6 @@ class VirtualStream:
         return max(0, self.out.waiting - self._may_wait)
 
     @property
-    def left(self) -> int:
-        """See `Connection`."""
-        return self.written - self.out.waiting
-
-    @property
     def can_restart(self) -> bool:
         """See `Connection`."""
         out = self.out

@@ -35,10 +35,6 @@ class Connection(Protocol):
         """Bytes in user space that wait to be sent."""
 
     @property
-    def left(self) -> int:
-        """Bytes so far that wait neither in user space nor in the kernel to be sent."""
-
-    @property
     def local(self) -> bool:
         """Whether the other side is on this machine."""
 

@@ -1,4 +1,4 @@
-"""Sends junk to peers that may have some: one static frame, over and over, as fast as the connections take it."""
+"""Sends probe padding: one static frame, over and over, as fast as the connections take it or as was requested."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from dataclasses import dataclass
 
 from p2psync.protocol.messages import ProbePadding, encode_control
 from p2psync.swarm.control.config import PADDING_BYTES
-from p2psync.swarm.control.connections import Connection, Connections, Scheduler, TimerHandle
+from p2psync.swarm.control.connections import Connections, Scheduler, TimerHandle
 
 #: Bytes of a frame of padding.
 FRAME_BYTES = len(encode_control(ProbePadding(memoryview(bytes(PADDING_BYTES)))))
-#: How often connections are filled (seconds), and up to how many bytes that wait in user space.
-TURN = 0.005
-FILL = 192 << 10
+#: Seconds between two fills of the connections, and the bytes that wait in user space after one.
+_FILL_SECONDS = 0.005
+_FILL_BYTES = 192 << 10
 
 
 @dataclass(slots=True)
 class _Flow:
+    """The padding for one peer. left: bytes to send. rate: bytes a second, 0: no limit. sent: bytes so far."""
+
     left: int
     until: float
     rate: float = 0.0
@@ -25,10 +27,10 @@ class _Flow:
 
 
 class ProbeSender:
-    """The junk that one node sends."""
+    """The padding that one node sends."""
 
     def __init__(self, peers: Connections, width: int, ended: Callable[[str, int], None], loop: Scheduler) -> None:
-        """width: connections of a peer to use. ended: told of each pump once, with its peer and the bytes it sent."""
+        """width: connections of a peer to use. ended: takes the peer and the bytes sent when its padding ends."""
         self._peers = peers
         self._width = width
         self._ended = ended
@@ -40,27 +42,27 @@ class ProbeSender:
 
     @property
     def peers(self) -> Collection[str]:
-        """To whom junk is sent now."""
+        """Peers that get padding."""
         return self._flows.keys()
 
     @property
     def held(self) -> Collection[str]:
-        """Those of them to whom it is sent at a rate that was asked for."""
+        """Peers that get padding at a requested rate."""
         return [peer for peer, flow in self._flows.items() if flow.rate]
 
     def start(self, peer: str, size: int, until: float, rate: float = 0.0) -> None:
-        """Send at most so many bytes, until the loop's clock says `until`. rate: bytes a second, 0: no limit."""
+        """Starts to send a peer up to `size` bytes, until the clock says `until`. rate: bytes a second, 0: no limit."""
         self.stop(peer)
         self._flows[peer] = _Flow(size, until, rate)
         if not rate:
-            # It is to show what the path gives, not what little went over it last.
+            # The probe measures the path, not what little went over it last.
             for stream in self._peers.streams(peer)[: self._width]:
                 stream.restart()
         if self._timer is None:
-            self._timer = self._loop.call_later(0, self._turn)
+            self._timer = self._loop.call_later(0, self._fill_all)
 
     def stop(self, peer: str) -> None:
-        """Send no more to this peer. What the connections took already still leaves."""
+        """Stops the padding for a peer; what the connections took already is still sent."""
         flow = self._flows.pop(peer, None)
         if flow is not None:
             for stream in self._peers.streams(peer):
@@ -68,27 +70,27 @@ class ProbeSender:
             self._ended(peer, flow.sent)
 
     def close(self) -> None:
-        """Stop all."""
+        """Stops all padding."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._flows.clear()
 
-    def _turn(self) -> None:
+    def _fill_all(self) -> None:
         self._timer = None
         now = self._loop.time()
         for peer, flow in list(self._flows.items()):
             if not self._fill(peer, flow) or now >= flow.until:
                 self.stop(peer)
         if self._flows and self._timer is None:
-            self._timer = self._loop.call_later(TURN, self._turn)
+            self._timer = self._loop.call_later(_FILL_SECONDS, self._fill_all)
 
     def _fill(self, peer: str, flow: _Flow) -> bool:
-        """Whether there is more to send."""
+        """Returns whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
             stream.set_pacing_limit(flow.rate / len(streams))
-            while stream.backlog < FILL and flow.left >= FRAME_BYTES:
+            while stream.backlog < _FILL_BYTES and flow.left >= FRAME_BYTES:
                 stream.send_padding()
                 flow.left -= FRAME_BYTES
                 flow.sent += FRAME_BYTES
