@@ -3,8 +3,8 @@
 The node that publishes gives each chunk to one tree: of those whose first hops have room, to the one that is furthest
 behind its share. A tree may be ahead of its share by a fifth, so that a fast first hop does not take what the links
 behind it cannot carry; a tree whose first hops have had no room for a while does not hold the others back. The chunks
-under way are limited by an in-flight window (`flight`): the rate at which they reach all receivers, times the time that
-this takes.
+under way are limited by an in-flight window (`in_flight_window`): the rate at which they reach all receivers, times
+the time that this takes.
 
 While it sends, the publisher does not say what it holds: all would request it, and its uplink would carry chunks twice.
 It hears who holds what it sent. A chunk that no peer holds after a while, or whose first hop is gone, goes down another
@@ -22,8 +22,8 @@ import numpy as np
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
-from p2psync.swarm.exchange.flight import Flight
 from p2psync.swarm.exchange.forwarding import Forwarding
+from p2psync.swarm.exchange.in_flight_window import InFlightWindow
 from p2psync.swarm.exchange.providers import BYTES_PER_MBIT
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
@@ -48,7 +48,7 @@ class Publication:
     chunks: int
     began: float
     sent_at: float
-    window: Flight
+    window: InFlightWindow
     heard_at: float = -_NEVER
     revision: int = 0
     planned_at: float = 0.0
@@ -223,14 +223,14 @@ class PublisherSender:
             # A first hop that has not subscribed yet takes no more than a little.
             hops[tree] = {name for name in hops[tree] if state.peers[name].upload.takes(short)}
 
-    def _window(self, transfer: Transfer) -> Flight:
+    def _window(self, transfer: Transfer) -> InFlightWindow:
         """Returns the in-flight window of a manifest: a small one may be under way as a whole."""
         least = self._state.config.window_first
         peers = self._state.peers.values()
         # First hops that are near may have far ones behind them.
         near = bool(peers) and all(peer.near for peer in peers)
         first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
-        return Flight(first, near=near, news=self._state.config.have_delay_pushed)
+        return InFlightWindow(first, near=near, news=self._state.config.have_delay_pushed)
 
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
         """Returns what each receiver of a manifest holds, by name. Nodes further down the trees subscribe long before

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from p2psync.swarm.exchange.bitmap import Bits
-from p2psync.swarm.exchange.flight import (
+from p2psync.swarm.exchange.in_flight_window import (
     DEEPER,
     DEEPER_AMONG_MANY,
     EACH_WAY,
@@ -20,7 +20,7 @@ from p2psync.swarm.exchange.flight import (
     NEAR_LAG,
     STRANDED_AFTER,
     SURELY,
-    Flight,
+    InFlightWindow,
 )
 
 
@@ -35,9 +35,9 @@ def held(*flags: Bits) -> dict[str, Bits]:
     return {f"r{i}": theirs for i, theirs in enumerate(flags)}
 
 
-def flight(*rates: float, first: int = 0) -> Flight:
+def flight(*rates: float, first: int = 0) -> InFlightWindow:
     """With trees of these rates (chunks/s), each on a way of its own."""
-    found = Flight(first)
+    found = InFlightWindow(first)
     found.planned(rates, range(len(rates)))
     return found
 
@@ -47,7 +47,7 @@ def window(ways: int, carried: float) -> float:
     return carried + max(EACH_WAY * ways, DEEPER * carried)
 
 
-def fill(f: Flight, tree: int, now: float, start: int = 0) -> int:
+def fill(f: InFlightWindow, tree: int, now: float, start: int = 0) -> int:
     """Add chunks from `start` on until the tree is full; returns the next one."""
     while not f.full(tree):
         f.add(start, tree, now)
@@ -75,7 +75,7 @@ def test_all_ways_together_are_full_with_the_window() -> None:
 
 
 def test_trees_that_begin_at_the_same_hops_share_what_their_way_may_have() -> None:
-    f = Flight()
+    f = InFlightWindow()
     f.planned([10.0, 10.0, 20.0, 20.0, 20.0], ["a", "a", "b", "c", "d"])
     fill(f, 0, 0.0)
     assert f.full(1)
@@ -134,7 +134,7 @@ def test_the_window_follows_the_least_times_of_all_ways_halfway_from_the_shortes
     assert f.window == pytest.approx(window(2, (0.1 + 0.75 * 0.1 + 0.25 * 0.5) / 2 * 100))
 
 
-def took(*seconds: float) -> Flight:
+def took(*seconds: float) -> InFlightWindow:
     """Trees of ten chunks a second each, in which one took so long to be everywhere."""
     f = flight(*[10.0] * len(seconds))
     for tree in range(len(seconds)):
@@ -182,7 +182,7 @@ def test_the_window_follows_what_the_trees_carry_if_that_is_more_than_was_planne
 
 
 def test_between_near_nodes_less_is_let_out_before_any_time_was_seen() -> None:
-    far, near = flight(100.0), Flight(near=True)
+    far, near = flight(100.0), InFlightWindow(near=True)
     near.planned([100.0], [0])
     assert far.window == window(1, 100 * FIRST_LAG)
     assert near.window == window(1, 100 * NEAR_LAG)
@@ -190,7 +190,7 @@ def test_between_near_nodes_less_is_let_out_before_any_time_was_seen() -> None:
 
 def test_a_near_receiver_who_tells_now_and_then_gets_all_that_its_link_carries() -> None:
     rate, news = 1000.0, 0.1
-    f = Flight(near=True, news=news)
+    f = InFlightWindow(near=True, news=news)
     f.planned([rate], [0])
     put, here = 0, 0
     for step in range(int(5 * rate)):
@@ -212,7 +212,7 @@ def test_a_small_manifest_goes_out_without_waiting() -> None:
 
 
 def test_a_way_has_its_part_of_the_whole_once_it_was_given_as_many() -> None:
-    f = Flight(100)
+    f = InFlightWindow(100)
     f.planned([10.0, 20.0, 10.0], ["a", "b", "a"])
     for index in range(4):
         assert not f.has_its_part(0, 8)
@@ -335,7 +335,7 @@ def test_how_long_those_lacked_a_chunk_who_hold_it_when_they_are_heard_of_is_not
 
 def arriving(
     share: float, seconds: float, *, full: bool = True, others: int = 99, behind: int = 0, first: float = 0.0
-) -> Flight:
+) -> InFlightWindow:
     """Near receivers have a chunk at once; then others come, and so much of what was planned arrives for so long.
 
     others: how many come later. behind: how many of them get nothing. first: for how long all arrives at first.
@@ -355,7 +355,7 @@ def arriving(
     return f
 
 
-def least(f: Flight) -> float:
+def least(f: InFlightWindow) -> float:
     """The least mean time that a chunk of the first way was lacked."""
     assert f._least[0] is not None
     return f._least[0].lag
@@ -424,7 +424,7 @@ def test_under_a_new_plan_what_is_on_its_way_still_counts_in_all() -> None:
     assert not f.full(0)
 
 
-def replanned(chunks: int) -> Flight:
+def replanned(chunks: int) -> InFlightWindow:
     """So many chunks were put in, more than may be on their way, and there is another plan now."""
     f = flight(40.0)
     for index in range(chunks):

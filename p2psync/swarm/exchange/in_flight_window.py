@@ -95,7 +95,7 @@ class _Quickest:
     lag: float
 
 
-class Flight:
+class InFlightWindow:
     """Chunks on their way, of one manifest."""
 
     def __init__(self, first: int = 0, *, near: bool = False, news: float = 0.0) -> None:
