@@ -155,13 +155,40 @@ def test_update_too_soon_after_the_last_changes_nothing() -> None:
 # ---- receivers -----------------------------------------------------------------------------------------------------
 
 
-def test_chunk_leaves_the_window_after_some_latencies_whoever_lacks_it() -> None:
+def test_chunk_leaves_the_window_after_a_timeout_whoever_lacks_it() -> None:
     window = following(40.0)
     fill(window, 0, 0.0)
-    window.update(held(holding(), holding()), CONFIG.timeout_gain * FIRST - 0.01)
+    window.update(held(holding(), holding()), CONFIG.chunk_timeout - 0.1)
     assert window.is_full
-    window.update(held(holding(), holding()), CONFIG.timeout_gain * FIRST + 0.1)
+    window.update(held(holding(), holding()), CONFIG.chunk_timeout + 0.1)
     assert not window.is_full
+
+
+def test_path_that_delivers_nothing_takes_nothing_while_the_others_go_on() -> None:
+    window, sent = following(25.0, 25.0, 25.0, 25.0), [0, 0, 0, 0]
+    arrives: list[tuple[float, int]] = []
+    for step in range(500):
+        now = step / 100
+        for tree in range(4):
+            if window.has_room(tree):
+                index = sum(sent)
+                window.sent(index, tree, now)
+                sent[tree] += 1
+                if tree:
+                    arrives.append((now + 0.2, index))
+        window.update(held(*[holding(*(index for at, index in arrives if at <= now))] * 5), now)
+    assert sent[0] <= CONFIG.path_gain * size(100, FIRST, paths=4) / 4 + 1
+    assert sum(sent) > 250
+
+
+def test_receiver_that_is_heard_of_late_has_lacked_the_chunks_since_they_were_sent() -> None:
+    window = following(100.0)
+    window.sent(0, 0, 0.0)
+    window.update(held(holding(0)), 0.1)
+    assert window.size == pytest.approx(size(100, 0.1))
+    window.sent(1, 0, 0.4)
+    window.update(held(holding(0), holding()), 0.5)
+    assert window.size == pytest.approx(size(100, (0.1 + 0.5) / 2))
 
 
 @pytest.mark.parametrize("latency", [0.02, 0.2, 0.8])

@@ -70,7 +70,7 @@ def test_trees_get_chunks_by_their_shares() -> None:
     assert given["a"] + given["b"] == 400
 
 
-def test_a_tree_that_is_faster_than_was_planned_gets_little_more_than_its_share() -> None:
+def test_a_tree_that_is_faster_than_was_planned_gets_a_fifth_more_than_its_share_at_most() -> None:
     bench = root("a", "b", chunks=400, shares=(3, 1))
     bench.seed_all()
     given = {"a": 0, "b": 0}
@@ -78,7 +78,7 @@ def test_a_tree_that_is_faster_than_was_planned_gets_little_more_than_its_share(
         for name, _ in bench.served():
             given[name] += 1
             bench.swarm.flushed(name, CHUNK, 0.0)
-    assert 98 <= given["b"] <= 106
+    assert 110 <= given["b"] <= 121
     assert given["a"] + given["b"] == 400
 
 

@@ -54,7 +54,8 @@ class ExchangeConfig:
     latency_most: the window is not sized for longer latencies.
     path_gain, path_least: what one path may have of the window, as a multiple of its share, and chunks at least. More
     leaves more to paths that are slower than planned.
-    timeout_gain: a chunk leaves the window after so many latencies. More waits longer for stragglers.
+    straggler_share: a receiver whose missing chunks fill so much of the window is not waited for. More waits longer.
+    chunk_timeout: a chunk leaves the window after so long. More sends less into a path that delivers nothing.
     delivery_interval, delivery_intervals: seconds over which a rate of delivery is measured; the highest of so many is
     used. More keeps a rate longer that the trees no longer carry.
 
@@ -98,18 +99,19 @@ class ExchangeConfig:
 
     window_first: int = 4 << 20
     stalled_after: float = 0.5
-    ahead: float = 0.05
+    ahead: float = 0.2
     tell_after: float = 1.0
     again_after: float = 2.0
     again_times: float = 4.0
 
-    window_gain: float = 2.0
+    window_gain: float = 1.7
     window_per_path: float = 1.5
     latency_first: float = 0.25
     latency_most: float = 1.0
     path_gain: float = 2.0
     path_least: float = 2.0
-    timeout_gain: float = 4.0
+    straggler_share: float = 0.5
+    chunk_timeout: float = 10.0
     delivery_interval: float = 0.5
     delivery_intervals: int = 4
 

@@ -10,10 +10,11 @@ window is what the trees carry while one chunk gets around (Little's law), times
 - latency: seconds until a receiver holds a chunk, in the mean over all receivers; of each path the least one, which
   waited in the fewest queues, and over the paths halfway from the least to the mean.
 
-A chunk counts as the share of the receivers that lack it. It leaves the window when all receivers hold it, or after a
-few latencies, so that neither a straggler nor a link that fell stops the publisher.
+A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
+which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
 
-A path is the set of first hops that trees share. It may have its share of the window several times, not more.
+A path is the set of first hops that trees share. It may have its share of the window several times, not more: a path
+that delivers nothing takes nothing.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class _Chunk:
     lack it. latency: for how long each receiver has lacked it, in the mean. again: it was sent before.
     """
 
+    index: int
     tree: int | None
     sent_at: float
     again: bool
@@ -47,13 +49,13 @@ class _Chunk:
 class _Path:
     """The trees that begin at the same first hops.
 
-    share: of the plan's rate. under_way: chunks, each as the share of the receivers that lack it. latency: the least
-    one (seconds); None: not known.
+    share: of the plan's rate. under_way: chunks, each as the share of the receivers that lack it. quickest: the chunk
+    with the least latency.
     """
 
     share: float = 0.0
     under_way: float = 0.0
-    latency: float | None = None
+    quickest: _Chunk | None = None
 
 
 @dataclass(slots=True)
@@ -79,8 +81,12 @@ class InFlightWindow:
         self._sent: set[int] = set()
         self._paths: list[_Path] = []
         self._trees: list[_Tree] = []
+        #: How many of the chunks that were sent each receiver holds that is no straggler.
+        self._counts: dict[str, int] = {}
+        self._rate = 0.0
         self._under_way = 0.0
         self._prior_latency = config.latency_first
+        self._receivers: set[str] = set()
         #: Chunks/s that were delivered in each of the last intervals.
         self._rates: deque[float] = deque(maxlen=config.delivery_intervals)
         self._delivered = 0.0
@@ -91,11 +97,12 @@ class InFlightWindow:
         """Makes these the trees: chunks/s and first hops of each. Chunks that are under way still count."""
         # What was measured is the best guess for paths that were not tried yet.
         self._prior_latency = self._latency()
+        self._rate = sum(rates)
         paths: dict[Hashable, _Path] = {}
         self._trees = [_Tree(paths.setdefault(h, _Path()), rate) for rate, h in zip(rates, first_hops, strict=True)]
         self._paths = list(paths.values())
         for tree in self._trees:
-            tree.path.share += tree.rate / (sum(rates) or 1.0)
+            tree.path.share += tree.rate / (self._rate or 1.0)
         for chunk in self._chunks.values():
             chunk.tree = None
         self._resize()
@@ -143,7 +150,7 @@ class InFlightWindow:
             self._remove(index)
         if not self._sent:
             self._interval_began = self._updated_at = now
-        chunk = self._chunks[index] = _Chunk(tree, now, index in self._sent)
+        chunk = self._chunks[index] = _Chunk(index, tree, now, index in self._sent)
         self._sent.add(index)
         self._count(chunk, 1.0)
 
@@ -156,19 +163,21 @@ class InFlightWindow:
         if not self.is_due(now):
             return
         passed, self._updated_at = now - self._updated_at, now
-        timeout = self._config.timeout_gain * self._latency()
+        self._meet([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
+        self._receivers = set(holds)
+        kept = self._keeping_up(holds)
         indices = list(self._chunks)
-        missing = sum((~theirs[indices] for theirs in holds.values()), np.zeros(len(indices))) / max(1, len(holds))
+        missing = sum((~theirs[indices] for theirs in kept), np.zeros(len(indices))) / max(1, len(kept))
         for index, share in zip(indices, missing.tolist(), strict=True):
             chunk = self._chunks[index]
             age = now - chunk.sent_at
             # A new receiver has lacked the chunk since it was sent.
             chunk.latency += chunk.missing * min(passed, age) + max(0.0, share - chunk.missing) * age
-            self._delivered += max(0.0, chunk.missing - share)
             self._count(chunk, share - chunk.missing)
             chunk.missing = share
-            if not share or age > timeout:
+            if not share:
                 self._learn(chunk, age)
+            if not share or age > self._config.chunk_timeout:
                 self._remove(index)
         interval = now - self._interval_began
         if interval >= self._config.delivery_interval:
@@ -176,25 +185,44 @@ class InFlightWindow:
             self._interval_began, self._delivered = now, 0.0
         self._resize()
 
+    def _meet(self, new: Sequence[Bits], receivers: int, now: float) -> None:
+        """Mends the latencies: new receivers that lack a chunk which all others hold have lacked it since it was sent."""
+        for chunk in filter(None, (path.quickest for path in self._paths)):
+            lacking = sum(not theirs[chunk.index] for theirs in new) / max(1, receivers)
+            age = min(self._config.latency_most, now - chunk.sent_at)
+            chunk.latency += lacking * max(0.0, age - chunk.latency)
+
+    def _keeping_up(self, holds: Mapping[str, Bits]) -> list[Bits]:
+        """Returns what the receivers hold that are no stragglers; counts what was delivered to them."""
+        sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
+        # Of two receivers, each is behind by a window now and then.
+        most = self.size * max(1.5, config.straggler_share * len(holds)) + 1
+        counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
+        before, self._counts = self._counts, {name: n for name, n in counts.items() if len(sent) - n <= most} or counts
+        new = sum(count - before.get(name, count) for name, count in self._counts.items())
+        self._delivered += new / max(1, len(self._counts))
+        return [holds[name] for name in self._counts]
+
     def _learn(self, chunk: _Chunk, age: float) -> None:
         """Takes in how long a chunk was under way. One that was sent again may have come by the first time."""
         if chunk.tree is None or chunk.again:
             return
         tree = self._trees[chunk.tree]
         path = tree.path
-        if path.latency is None or chunk.latency < path.latency:
-            path.latency = chunk.latency
+        if path.quickest is None or chunk.latency < path.quickest.latency:
+            path.quickest = chunk
         tree.completion += (age - tree.completion) / (8 if tree.completion else 1)
 
     def _resize(self) -> None:
         config = self._config
-        rate = max(sum(tree.rate for tree in self._trees), *self._rates, 0.0)
-        self.size = config.window_gain * rate * self._latency() + config.window_per_path * len(self._paths)
+        self.size = config.window_gain * max(
+            self._rate, *self._rates, 0.0
+        ) * self._latency() + config.window_per_path * len(self._paths)
 
     def _latency(self) -> float:
         """Returns the seconds until a receiver holds a chunk that meets no queues."""
         config, latency = self._config, self._prior_latency
-        known = [(path.latency, path.share) for path in self._paths if path.latency is not None]
+        known = [(path.quickest.latency, path.share) for path in self._paths if path.quickest is not None]
         if known:
             mean = sum(latency * share for latency, share in known) / sum(share for _, share in known)
             latency = (min(known)[0] + mean) / 2

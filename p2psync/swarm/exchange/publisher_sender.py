@@ -48,6 +48,7 @@ class Publication:
     window: InFlightWindow
     heard_at: float = -_NEVER
     revision: int = 0
+    planned_at: float = 0.0
     sent: list[int] = field(default_factory=list)
     room_at: list[float] = field(default_factory=list)
     unheard: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -59,6 +60,7 @@ class Publication:
         # A hub that was started anew may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
+            self.planned_at = now
             rates = [place.rate * BYTES_PER_MBIT / chunk_bytes for place in plan.positions]
             self.window.follow(rates, [tuple(hops) for hops in first_hops])
 
@@ -72,7 +74,8 @@ class Publication:
         moving = [tree for tree in moving if tree not in slow]
         sent, share = (sum(values[tree] for tree in moving) for values in (self.sent, shares))
         most = {tree: (1 + config.ahead) * (sent + 1) * shares[tree] / share + 1 for tree in moving}
-        behind = [tree for tree in ready if self.sent[tree] < most.get(tree, 0)]
+        planned = [self.window.planned_rate(tree) * (now - self.planned_at) for tree in range(len(shares))]
+        behind = [tree for tree in ready if tree in most and self.sent[tree] < max(most[tree], planned[tree])]
 
         def order(tree: int) -> tuple[float, float, int]:
             return round(self.window.load(tree), 1), (self.sent[tree] + 0.5) / shares[tree], tree
@@ -205,10 +208,12 @@ class PublisherSender:
         return InFlightWindow(config, unlimited=transfer.manifest.payload_bytes <= config.window_first)
 
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
-        """Returns what each peer holds of a manifest, by name. Far ones tell nothing before they have a chunk, and would
-        be overlooked at first if only those counted that have told something."""
+        """Returns what each receiver of a manifest holds, by name. Nodes further down the trees subscribe long before
+        any chunk can be there."""
         none = np.zeros(transfer.chunks, np.bool_)
-        return {peer.name: peer.holds.get(short, none) for peer in self._state.peers.values()}
+        hops = self._takers(short)
+        peers = self._state.peers.values()
+        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in hops}
 
     def _has_room(self, hops: set[str], transfer: Transfer) -> bool:
         return all(self._uploads.has_room(self._state.peers[name], transfer) for name in hops)
