@@ -186,7 +186,7 @@ class InFlightWindow:
         self._resize()
 
     def _meet(self, new: Sequence[Bits], receivers: int, now: float) -> None:
-        """Mends the latencies: new receivers that lack a chunk which all others hold have lacked it since it was sent."""
+        """Mends the latencies: a new receiver that lacks the quickest chunk has lacked it since it was sent."""
         for chunk in filter(None, (path.quickest for path in self._paths)):
             lacking = sum(not theirs[chunk.index] for theirs in new) / max(1, receivers)
             age = min(self._config.latency_most, now - chunk.sent_at)
