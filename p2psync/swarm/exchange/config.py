@@ -104,7 +104,7 @@ class ExchangeConfig:
     again_after: float = 2.0
     again_times: float = 4.0
 
-    window_gain: float = 1.7
+    window_gain: float = 2.0
     window_per_path: float = 1.5
     latency_first: float = 0.25
     latency_most: float = 1.0
