@@ -56,6 +56,7 @@ class ExchangeConfig:
     leaves more to paths that are slower than planned.
     straggler_share: a receiver whose missing chunks fill so much of the window is not waited for. More waits longer.
     chunk_timeout: a chunk leaves the window after so long. More sends less into a path that delivers nothing.
+    completion_part: a tree completes a chunk in so much of the mean time at least. More leaves slow trees out sooner.
     delivery_interval, delivery_intervals: seconds over which a rate of delivery is measured; the highest of so many is
     used. More keeps a rate longer that the trees no longer carry.
 
@@ -112,6 +113,7 @@ class ExchangeConfig:
     path_least: float = 2.0
     straggler_share: float = 0.5
     chunk_timeout: float = 10.0
+    completion_part: float = 0.8
     delivery_interval: float = 0.5
     delivery_intervals: int = 4
 

@@ -136,10 +136,10 @@ class InFlightWindow:
         rate = under_way = 0.0
         for i, (completion, tree) in enumerate(ranked):
             # The faster trees alone would have completed all by then.
-            if rate and (chunks + under_way) / rate <= 0.8 * completion:
+            if rate and (chunks + under_way) / rate <= self._config.completion_part * completion:
                 return frozenset(slower for _, slower in ranked[i:])
             rate += self._trees[tree].rate
-            under_way += self._trees[tree].rate * 0.8 * completion
+            under_way += self._trees[tree].rate * self._config.completion_part * completion
         return frozenset()
 
     # ---- events ----------------------------------------------------------------------------------------------------
