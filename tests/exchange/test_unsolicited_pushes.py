@@ -95,7 +95,7 @@ def test_chunks_for_a_child_that_never_subscribes_go_to_the_others() -> None:
     bench.seed_all()
     early = bench.served()
     assert sum(name == "b" for name, _ in early) == 3
-    bench.swarm.poll(ExchangeConfig().expected_for + 0.01)
+    bench.swarm.poll(ExchangeConfig().stalled_after + 0.01)
     assert {index for _, index in [*early, *bench.served()]} == set(range(40))
 
 
@@ -136,7 +136,7 @@ def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> No
     bench.say("a", Subscribe(bench.short, True))
     bench.seed_all()
     assert len(bench.served()) <= 4
-    bench.swarm.poll(ExchangeConfig().expected_for + 0.01)
+    bench.swarm.poll(ExchangeConfig().stalled_after + 0.01)
     assert len(bench.served()) >= 36
 
 

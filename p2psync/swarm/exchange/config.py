@@ -41,10 +41,24 @@ class ExchangeConfig:
     window_first: bytes of a manifest that may be under way as a whole, so that a small one need not wait.
     stalled_after: a tree whose first hops had no room for so long does not hold the others back.
     ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
-    expected_for: first hops that have not subscribed yet keep their share for so long.
     tell_after: a publisher that sent nothing, and heard of no delivery, for so long tells everybody what it holds.
     again_after, again_times: a chunk that nobody holds so long after it was sent, and so many times the usual time, is
     sent down another tree.
+
+    In-flight window, see `in_flight_window`.
+    window_gain: the window, as a multiple of what the trees carry in one latency. More fills links whose latency
+    varies, and leaves more in queues.
+    window_per_path: chunks that the window has in addition for each path. More keeps short paths busy.
+    latency_first: latency before any was measured. More keeps long paths busy at the start, and fills queues of short
+    ones.
+    latency_most: the window is not sized for longer latencies.
+    path_gain, path_least: what one path may have of the window, as a multiple of its share, and chunks at least. More
+    leaves more to paths that are slower than planned.
+    straggler_share: a receiver whose missing chunks fill so much of the window is not waited for. More waits longer.
+    chunk_timeout: a chunk leaves the window after so long. More sends less into a path that delivers nothing.
+    completion_part: a tree completes a chunk in so much of the mean time at least. More leaves slow trees out sooner.
+    delivery_interval, delivery_intervals: seconds over which a rate of delivery is measured; the highest of so many is
+    used. More keeps a rate longer that the trees no longer carry.
 
     Messages.
     have_delay: how long a Have of chunks that were requested may wait for company; have_delay_pushed: of chunks that
@@ -87,10 +101,21 @@ class ExchangeConfig:
     window_first: int = 4 << 20
     stalled_after: float = 0.5
     ahead: float = 0.2
-    expected_for: float = 0.5
     tell_after: float = 1.0
     again_after: float = 2.0
     again_times: float = 4.0
+
+    window_gain: float = 2.0
+    window_per_path: float = 1.5
+    latency_first: float = 0.25
+    latency_most: float = 1.0
+    path_gain: float = 2.0
+    path_least: float = 2.0
+    straggler_share: float = 0.5
+    chunk_timeout: float = 10.0
+    completion_part: float = 0.8
+    delivery_interval: float = 0.5
+    delivery_intervals: int = 4
 
     have_delay: float = 0.01
     have_delay_pushed: float = 0.1

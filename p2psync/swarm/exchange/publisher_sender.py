@@ -1,10 +1,10 @@
 """The publisher's sender: which chunk goes down which tree of the plan, and when.
 
 The node that publishes gives each chunk to one tree: of those whose first hops have room, to the one that is furthest
-behind its share. A tree may be ahead of its share by a fifth, so that a fast first hop does not take what the links
+behind its share. A tree may be a little ahead of its share, so that a fast first hop does not take what the links
 behind it cannot carry; a tree whose first hops have had no room for a while does not hold the others back. The chunks
-under way are limited by an in-flight window (`flight`): the rate at which they reach all receivers, times the time that
-this takes.
+under way are limited by an in-flight window (`in_flight_window`): the rate at which they reach all receivers, times
+the time that this takes.
 
 While it sends, the publisher does not say what it holds: all would request it, and its uplink would carry chunks twice.
 It hears who holds what it sent. A chunk that no peer holds after a while, or whose first hop is gone, goes down another
@@ -22,8 +22,8 @@ import numpy as np
 from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
-from p2psync.swarm.exchange.flight import Flight
 from p2psync.swarm.exchange.forwarding import Forwarding
+from p2psync.swarm.exchange.in_flight_window import InFlightWindow
 from p2psync.swarm.exchange.providers import BYTES_PER_MBIT
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
@@ -37,18 +37,15 @@ _NEVER = float("inf")
 class Publication:
     """How far the publisher is with one manifest. Seconds.
 
-    waiting: chunks to send, in order; chunks: how many there are in all. began: when sending began. sent_at: when a
-    chunk was last sent; heard_at: when a peer last said to hold one. window: the chunks under way. revision, sent: the
-    plan, and how many chunks went down each of its trees; planned_at: since when. room_at: when the first hops of each
-    tree last had room. unheard: chunks that were sent and that no peer says to hold, with their tree and the time.
-    usual: smoothed time until a peer holds a chunk.
+    waiting: chunks to send, in order. sent_at: when a chunk was last sent; heard_at: when a peer last said to hold one.
+    window: the chunks under way. revision, sent: the plan, and how many chunks went down each of its trees. room_at:
+    when the first hops of each tree last had room. unheard: chunks that were sent and that no peer says to hold, with
+    their tree and the time. usual: smoothed time until a peer holds a chunk.
     """
 
     waiting: deque[int]
-    chunks: int
-    began: float
     sent_at: float
-    window: Flight
+    window: InFlightWindow
     heard_at: float = -_NEVER
     revision: int = 0
     planned_at: float = 0.0
@@ -65,39 +62,25 @@ class Publication:
             self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
             rates = [place.rate * BYTES_PER_MBIT / chunk_bytes for place in plan.positions]
-            self.window.planned(rates, [tuple(hops) for hops in first_hops])
+            self.window.follow(rates, [tuple(hops) for hops in first_hops])
 
-    def next_tree(
-        self, roomy: list[int], expected: list[int], shares: list[int], config: ExchangeConfig, now: float
-    ) -> int | None:
-        """Returns the tree for the next chunk, of those whose first hops have room; None: wait.
-
-        expected: trees that take no chunk yet, and keep their share.
-        """
-        roomy = [tree for tree in roomy if not self.window.full(tree)]
-        for tree in roomy:
+    def next_tree(self, ready: Sequence[int], shares: Sequence[int], config: ExchangeConfig, now: float) -> int | None:
+        """Returns the tree for the next chunk, of those whose first hops have room; None: wait."""
+        ready = [tree for tree in ready if self.window.has_room(tree)]
+        for tree in ready:
             self.room_at[tree] = now
-        moving = [t for t, at in enumerate(self.room_at) if now - at < config.stalled_after and t not in expected]
-        late = self.window.too_late([*moving, *expected], len(self.waiting))
-        roomy, moving = ([tree for tree in trees if tree not in late] for trees in (roomy, moving))
-        fair = [tree for tree in roomy if self._is_fair(tree, [*moving, *expected], moving, shares, config.ahead, now)]
-        if expected:
-            fair = [tree for tree in fair if not self.window.has_its_part(tree, self.chunks)]
+        moving = [tree for tree, at in enumerate(self.room_at) if now - at < config.stalled_after]
+        slow = self.window.slow_trees(moving, len(self.waiting))
+        moving = [tree for tree in moving if tree not in slow]
+        sent, share = (sum(values[tree] for tree in moving) for values in (self.sent, shares))
+        most = {tree: (1 + config.ahead) * (sent + 1) * shares[tree] / share + 1 for tree in moving}
+        planned = [self.window.planned_rate(tree) * (now - self.planned_at) for tree in range(len(shares))]
+        behind = [tree for tree in ready if tree in most and self.sent[tree] < max(most[tree], planned[tree])]
 
         def order(tree: int) -> tuple[float, float, int]:
             return round(self.window.load(tree), 1), (self.sent[tree] + 0.5) / shares[tree], tree
 
-        return min(fair, key=order, default=None)
-
-    def _is_fair(
-        self, tree: int, sharing: list[int], moving: list[int], shares: list[int], ahead: float, now: float
-    ) -> bool:
-        """Returns whether a tree is behind its share, or behind what the plan has it carry by now."""
-        if self.sent[tree] < self.window.planned_in(tree, now - self.planned_at):
-            return True
-        total = sum(self.sent[other] for other in moving) + 1
-        most = (1 + ahead) * total * shares[tree] / sum(shares[other] for other in sharing) if sharing else 0.0
-        return self.sent[tree] < most + 1
+        return min(behind, key=order, default=None)
 
     def held_by_peer(self, chunks: Iterable[int], now: float) -> None:
         """A peer says to hold chunks that were sent."""
@@ -126,8 +109,8 @@ class PublisherSender:
         held = np.flatnonzero(transfer.held).tolist()
         if self._state.trees.is_publisher and held:
             transfer.silent = True
-            self._publications[short] = Publication(deque(held), len(held), now, now, self._window(transfer))
-            self.next_wake = min(self.next_wake, now + self._state.config.tell_after)
+            self._publications[short] = Publication(deque(held), now, self._window(transfer))
+            self.next_wake = min(self.next_wake, now + self._state.config.look_every)
             self.send(now)
 
     def end(self, short: bytes) -> None:
@@ -190,32 +173,28 @@ class PublisherSender:
                 self._send(short, publication, plan, now)
 
     def _send(self, short: bytes, publication: Publication, plan: NodePlan, now: float) -> None:
-        state, config, transfer = self._state, self._state.config, self._state.transfers[short]
+        state, transfer = self._state, self._state.transfers[short]
         publication.follow(plan, state.trees.children, transfer.typical, now)
         if publication.window.is_due(now):
-            publication.window.look(self._held(short, transfer), now)
+            publication.window.update(self._held(short, transfer), now)
         if publication.window.is_full:
             return
         takers = self._takers(short)
         hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
-        expected: list[int] = []
-        if now - publication.began < config.expected_for:
-            expected = [t for t, names in enumerate(state.trees.children) if not hops[t] and self._connected(names)]
-            self.next_wake = min(self.next_wake, publication.began + config.expected_for)
         while publication.waiting:
             index = publication.waiting[0]
             trees = [tree for tree in hops if hops[tree]]
             # A chunk that is sent again goes another way, if there is one.
             others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
-            roomy = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
-            tree = publication.next_tree(roomy, expected, plan.shares, config, now)
+            ready = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
+            tree = publication.next_tree(ready, plan.shares, state.config, now)
             if tree is None:
                 return
             publication.waiting.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             publication.sent[tree] += 1
             publication.sent_at = now
-            publication.window.add(index, tree, now)
+            publication.window.sent(index, tree, now)
             given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
             if any(given):
                 publication.unheard[index] = (tree, now)
@@ -223,14 +202,10 @@ class PublisherSender:
             # A first hop that has not subscribed yet takes no more than a little.
             hops[tree] = {name for name in hops[tree] if state.peers[name].upload.takes(short)}
 
-    def _window(self, transfer: Transfer) -> Flight:
+    def _window(self, transfer: Transfer) -> InFlightWindow:
         """Returns the in-flight window of a manifest: a small one may be under way as a whole."""
-        least = self._state.config.window_first
-        peers = self._state.peers.values()
-        # First hops that are near may have far ones behind them.
-        near = bool(peers) and all(peer.near for peer in peers)
-        first = least // transfer.typical if transfer.manifest.payload_bytes <= least else 0
-        return Flight(first, near=near, news=self._state.config.have_delay_pushed)
+        config = self._state.config
+        return InFlightWindow(config, unlimited=transfer.manifest.payload_bytes <= config.window_first)
 
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
         """Returns what each receiver of a manifest holds, by name. Nodes further down the trees subscribe long before
@@ -242,9 +217,6 @@ class PublisherSender:
 
     def _has_room(self, hops: set[str], transfer: Transfer) -> bool:
         return all(self._uploads.has_room(self._state.peers[name], transfer) for name in hops)
-
-    def _connected(self, names: list[str]) -> bool:
-        return any(name in self._state.peers for name in names)
 
     def _takers(self, short: bytes) -> set[str]:
         peers = self._state.peers

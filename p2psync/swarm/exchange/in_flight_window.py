@@ -1,0 +1,239 @@
+"""The publisher's in-flight window: how many chunks of a manifest may be under way down the trees.
+
+The publisher sees the first hop of a tree only; a slow link further down shows in chunks that receivers lack. The
+window is what the trees carry while one chunk gets around (Little's law), times a gain as in BBR's congestion control
+(Cardwell et al., 2017), with a little for each path so that no relay is idle:
+
+    size = gain * rate * latency + per_path * paths
+
+- rate: chunks/s, the planned one, or the most that was delivered in one of the last intervals.
+- latency: seconds until a receiver holds a chunk, in the mean over all receivers; of each path the least one, which
+  waited in the fewest queues, and over the paths halfway from the least to the mean.
+
+A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
+which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
+
+A path is the set of first hops that trees share. It may have its share of the window several times, not more: a path
+that delivers nothing takes nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from p2psync.swarm.exchange.bitmap import Bits
+from p2psync.swarm.exchange.config import ExchangeConfig
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """One chunk under way. Seconds.
+
+    tree: its number in the plan; None: the plan changed since it was sent. missing: the share of the receivers that
+    lack it. latency: for how long each receiver has lacked it, in the mean. again: it was sent before.
+    """
+
+    index: int
+    tree: int | None
+    sent_at: float
+    again: bool
+    missing: float = 1.0
+    latency: float = 0.0
+
+
+@dataclass(slots=True)
+class _Path:
+    """The trees that begin at the same first hops.
+
+    share: of the plan's rate. under_way: chunks, each as the share of the receivers that lack it. quickest: the chunk
+    with the least latency.
+    """
+
+    share: float = 0.0
+    under_way: float = 0.0
+    quickest: _Chunk | None = None
+
+
+@dataclass(slots=True)
+class _Tree:
+    """path: on which it begins. rate: planned chunks/s. completion: smoothed seconds until all receivers hold a chunk;
+    0: not known."""
+
+    path: _Path
+    rate: float
+    completion: float = 0.0
+
+
+class InFlightWindow:
+    """The chunks of one manifest that are under way.
+
+    size: how many may be.
+    """
+
+    def __init__(self, config: ExchangeConfig, *, unlimited: bool = False) -> None:
+        """unlimited: any number of chunks may be under way."""
+        self._config, self._unlimited = config, unlimited
+        self._chunks: dict[int, _Chunk] = {}
+        self._sent: set[int] = set()
+        self._paths: list[_Path] = []
+        self._trees: list[_Tree] = []
+        #: How many of the chunks that were sent each receiver holds that is no straggler.
+        self._counts: dict[str, int] = {}
+        self._rate = 0.0
+        self._under_way = 0.0
+        self._prior_latency = config.latency_first
+        self._receivers: set[str] = set()
+        #: Chunks/s that were delivered in each of the last intervals.
+        self._rates: deque[float] = deque(maxlen=config.delivery_intervals)
+        self._delivered = 0.0
+        self._interval_began = self._updated_at = 0.0
+        self.size = 0.0
+
+    def follow(self, rates: Sequence[float], first_hops: Sequence[Hashable]) -> None:
+        """Makes these the trees: chunks/s and first hops of each. Chunks that are under way still count."""
+        # What was measured is the best guess for paths that were not tried yet.
+        self._prior_latency = self._latency()
+        self._rate = sum(rates)
+        paths: dict[Hashable, _Path] = {}
+        self._trees = [_Tree(paths.setdefault(h, _Path()), rate) for rate, h in zip(rates, first_hops, strict=True)]
+        self._paths = list(paths.values())
+        for tree in self._trees:
+            tree.path.share += tree.rate / (self._rate or 1.0)
+        for chunk in self._chunks.values():
+            chunk.tree = None
+        self._resize()
+
+    def planned_rate(self, tree: int) -> float:
+        """Returns the chunks/s that a tree is planned to carry."""
+        return self._trees[tree].rate
+
+    # ---- limits ----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no tree may take a chunk."""
+        return not self._unlimited and self._under_way + 0.5 >= self.size
+
+    def has_room(self, tree: int) -> bool:
+        """Returns whether a tree may take a chunk."""
+        return self._unlimited or not (self.is_full or self.load(tree) >= 1)
+
+    def load(self, tree: int) -> float:
+        """Returns what a tree's path has under way with one chunk more, as a part of what it may have."""
+        path, config = self._trees[tree].path, self._config
+        return (path.under_way + 0.5) / max(config.path_least, config.path_gain * path.share * self.size)
+
+    def slow_trees(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
+        """Returns those of these trees by which the next chunk would be complete later than the last of `chunks` by the
+        others: the publisher sends the last chunks where they are complete soonest."""
+        ranked = sorted((self._trees[tree].completion, tree) for tree in trees)
+        if not ranked or not ranked[0][0]:
+            return frozenset()
+        rate = under_way = 0.0
+        for i, (completion, tree) in enumerate(ranked):
+            # The faster trees alone would have completed all by then.
+            if rate and (chunks + under_way) / rate <= self._config.completion_part * completion:
+                return frozenset(slower for _, slower in ranked[i:])
+            rate += self._trees[tree].rate
+            under_way += self._trees[tree].rate * self._config.completion_part * completion
+        return frozenset()
+
+    # ---- events ----------------------------------------------------------------------------------------------------
+
+    def sent(self, index: int, tree: int, now: float) -> None:
+        """Adds a chunk that was sent down a tree."""
+        if index in self._chunks:
+            self._remove(index)
+        if not self._sent:
+            self._interval_began = self._updated_at = now
+        chunk = self._chunks[index] = _Chunk(index, tree, now, index in self._sent)
+        self._sent.add(index)
+        self._count(chunk, 1.0)
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether it is time for an update."""
+        return bool(self._chunks) and now - self._updated_at >= self._config.look_every
+
+    def update(self, holds: Mapping[str, Bits], now: float) -> None:
+        """Takes in what the receivers hold (flags per chunk, by name)."""
+        if not self.is_due(now):
+            return
+        passed, self._updated_at = now - self._updated_at, now
+        self._meet([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
+        self._receivers = set(holds)
+        kept = self._keeping_up(holds)
+        indices = list(self._chunks)
+        missing = sum((~theirs[indices] for theirs in kept), np.zeros(len(indices))) / max(1, len(kept))
+        for index, share in zip(indices, missing.tolist(), strict=True):
+            chunk = self._chunks[index]
+            age = now - chunk.sent_at
+            # A new receiver has lacked the chunk since it was sent.
+            chunk.latency += chunk.missing * min(passed, age) + max(0.0, share - chunk.missing) * age
+            self._count(chunk, share - chunk.missing)
+            chunk.missing = share
+            if not share:
+                self._learn(chunk, age)
+            if not share or age > self._config.chunk_timeout:
+                self._remove(index)
+        interval = now - self._interval_began
+        if interval >= self._config.delivery_interval:
+            self._rates.append(self._delivered / interval)
+            self._interval_began, self._delivered = now, 0.0
+        self._resize()
+
+    def _meet(self, new: Sequence[Bits], receivers: int, now: float) -> None:
+        """Mends the latencies: a new receiver that lacks the quickest chunk has lacked it since it was sent."""
+        for chunk in filter(None, (path.quickest for path in self._paths)):
+            lacking = sum(not theirs[chunk.index] for theirs in new) / max(1, receivers)
+            age = min(self._config.latency_most, now - chunk.sent_at)
+            chunk.latency += lacking * max(0.0, age - chunk.latency)
+
+    def _keeping_up(self, holds: Mapping[str, Bits]) -> list[Bits]:
+        """Returns what the receivers hold that are no stragglers; counts what was delivered to them."""
+        sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
+        # Of two receivers, each is behind by a window now and then.
+        most = self.size * max(1.5, config.straggler_share * len(holds)) + 1
+        counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
+        before, self._counts = self._counts, {name: n for name, n in counts.items() if len(sent) - n <= most} or counts
+        new = sum(count - before.get(name, count) for name, count in self._counts.items())
+        self._delivered += new / max(1, len(self._counts))
+        return [holds[name] for name in self._counts]
+
+    def _learn(self, chunk: _Chunk, age: float) -> None:
+        """Takes in how long a chunk was under way. One that was sent again may have come by the first time."""
+        if chunk.tree is None or chunk.again:
+            return
+        tree = self._trees[chunk.tree]
+        path = tree.path
+        if path.quickest is None or chunk.latency < path.quickest.latency:
+            path.quickest = chunk
+        tree.completion += (age - tree.completion) / (8 if tree.completion else 1)
+
+    def _resize(self) -> None:
+        config = self._config
+        self.size = config.window_gain * max(
+            self._rate, *self._rates, 0.0
+        ) * self._latency() + config.window_per_path * len(self._paths)
+
+    def _latency(self) -> float:
+        """Returns the seconds until a receiver holds a chunk that meets no queues."""
+        config, latency = self._config, self._prior_latency
+        known = [(path.quickest.latency, path.share) for path in self._paths if path.quickest is not None]
+        if known:
+            mean = sum(latency * share for latency, share in known) / sum(share for _, share in known)
+            latency = (min(known)[0] + mean) / 2
+        # Receivers tell what they hold after a while only.
+        return min(config.latency_most, max(config.have_delay_pushed, latency))
+
+    def _count(self, chunk: _Chunk, more: float) -> None:
+        self._under_way += more
+        if chunk.tree is not None:
+            self._trees[chunk.tree].path.under_way += more
+
+    def _remove(self, index: int) -> None:
+        chunk = self._chunks.pop(index)
+        self._count(chunk, -chunk.missing)
