@@ -37,7 +37,7 @@ def test_all_nodes_finish_near_the_bound_and_the_trainer_sends_one_copy(run: tup
     (version,) = figures.versions
     assert figures.unfinished == 0
     assert (version.receivers, version.missed) == (60, 0)
-    assert version.ratio is not None and 1 < version.ratio < 1.14
+    assert version.ratio is not None and 1 < version.ratio < 1.16
     assert 0.99 < figures.trainer_copies < 1.01
     assert figures.copies_into < 1.12
     assert figures.wasted < 0.004
@@ -171,4 +171,4 @@ def test_all_nodes_finish_near_the_bound_when_all_uplinks_bind() -> None:
     assert figures.plan is not None and figures.plan.rate > 0.94 * figures.bound_rate
     assert figures.plan.depth <= 12
     (version,) = figures.versions
-    assert version.ratio is not None and version.ratio < 1.45
+    assert version.ratio is not None and version.ratio < 1.48
