@@ -238,19 +238,26 @@ def summary_lines(summary: DrawnSummary) -> list[Line]:
 
 
 def _spread(transfers: Sequence[Transfer]) -> Spread:
-    ratios = _ratios(transfers)
+    median, p90, worst = summarize_ratios(transfers)
     return Spread(
         transfers=len(transfers),
         unfinished=sum(one.ratio is None for one in transfers),
-        median=_finite(quantile(ratios, 0.5)),
-        p90=_finite(quantile(ratios, 0.9)),
-        worst=_finite(quantile(ratios, 1.0)),
+        median=_finite(median),
+        p90=_finite(p90),
+        worst=_finite(worst),
         plan=_median(one.plan for one in transfers),
         achieved=_median(one.achieved for one in transfers),
         start=_median(one.start for one in transfers),
         tail=_median(one.tail for one in transfers),
         copies=_median(one.copies for one in transfers),
     )
+
+
+def summarize_ratios(transfers: Sequence[Transfer]) -> tuple[float, float, float]:
+    """Returns the median, the 90th percentile and the highest ratio; inf: a transfer that did not end, or there is
+    none."""
+    median, p90, worst = (quantile(_ratios(transfers), part) for part in (0.5, 0.9, 1.0))
+    return median or _ENDLESS, p90 or _ENDLESS, worst or _ENDLESS
 
 
 def _ratios(transfers: Sequence[Transfer]) -> list[float]:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from p2psync.cli.sim_ablation import ablation
 from p2psync.cli.sim_rollouts import ledger, rollouts
 from p2psync.cli.sim_swarm import swarm
 from p2psync.errors import UsageError
@@ -15,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, help="The swarm and the ledger in virtua
 app.command("rollouts")(rollouts)
 app.command("ledger")(ledger)
 app.command("swarm")(swarm)
+app.command("ablation")(ablation)
 
 
 @app.command()

@@ -61,8 +61,8 @@ class SimSwarmOptions:
     policy: Annotated[
         str,
         typer.Option(
-            help="With --draw: settings to run side by side: default, no-repair, no-free-parents, no-probing, "
-            "one-stream, true-plan, no-plan; names with commas, or all."
+            help="With --draw: settings to run side by side: default, no-probing, one-stream, true-plan, no-plan, or "
+            "one mechanism switched off, as `sim ablation` lists them; names with commas, or all."
         ),
     ] = "default"
     json: JsonTarget = None

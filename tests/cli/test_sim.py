@@ -169,9 +169,22 @@ def test_policies_are_shown_side_by_side_and_beside_an_earlier_file(run: Run, tm
     assert "<svg" in picture.read_text()
 
 
-def test_the_help_names_every_policy(run: Run) -> None:
+@pytest.mark.parametrize("command", [("swarm", "--draw", "0:1"), ("ablation", "runs.jsonl")])
+def test_an_unknown_policy_is_refused_with_the_name_of_every_policy(run: Run, command: tuple[str, ...]) -> None:
     from p2psync.topology.virtual.policies import POLICIES
 
-    _, out, _ = run("swarm", "--help")
-    words = "".join(out.split())  # a name may be broken at a hyphen
+    code, _, err = run(*command, "--policy", "unheard-of")
+    words = "".join(err.split())  # a name may be broken at a hyphen
+    assert code == 2
     assert all(name in words for name in POLICIES)
+
+
+def test_an_ablation_is_run_and_printed_as_a_table(run: Run, tmp_path: Path) -> None:
+    results = tmp_path / "runs.jsonl"
+    quick = ("--draw", "0:1", "--hosts", "3", "--payload", "1MiB", "--versions", "1", "--policy", "no-window")
+    code, out, err = run("ablation", results, *quick)
+    assert code == 0
+    assert [line.split(" | ")[0] for line in out.splitlines()[2:]] == ["| default", "| no-window"]
+    assert "no-window: " in err
+    again = run("ablation", results, "--table")
+    assert again == (0, out, "")
