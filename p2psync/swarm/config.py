@@ -12,7 +12,7 @@ class NodeConfig:
     """max_dialled_peers: peers up to which this node dials; max_peers: peers beyond which it takes none; neither holds
     for peers of the plan. More peers find missing chunks sooner and cost more messages.
 
-    redial_*: pauses after a failed or lost connection (seconds); they begin anew after a connection that lasted
+    redial_*: pauses after a failed or lost connection (seconds); they start over after a connection that lasted
     `stable_seconds`. max_dials_per_second: the last pause is longer where members are more than are dialled in it at
     this rate. dial_wait_seconds: how long to wait for a member that should dial this node before dialling it instead.
     dial_timeout_seconds: how long a dial may take until a peer is greeted; beyond it, it has failed.

@@ -225,7 +225,7 @@ def told(node: Prober, kind: Callable[..., object]) -> list[SendMessage]:
 
 
 def asking() -> Prober:
-    """A node that asks two near peers for junk, and leaves the way to one far away to another."""
+    """A node that probes its downlink with two near peers, and leaves the path to a far one to another node."""
     estimates = NodeEstimates()
     node = Prober(
         "second in line",

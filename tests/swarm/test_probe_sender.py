@@ -1,4 +1,4 @@
-"""What a pump of junk makes of a connection before it fills it."""
+"""A probe sender restarts and paces connections before it fills them."""
 
 from __future__ import annotations
 

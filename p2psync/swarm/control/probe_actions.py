@@ -1,4 +1,4 @@
-"""What a `Prober` has its shell do."""
+"""What a `Prober` has its driver do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest, Suppr
 
 @dataclass(frozen=True, slots=True)
 class SendMessage:
-    """Send a message to a peer."""
+    """Sends a message to a peer."""
 
     peer: str
     message: ProbeRequest | ProbeEnd | ProbeInvite | UplinkRate | SuppressProbes
@@ -18,8 +18,8 @@ class SendMessage:
 
 @dataclass(frozen=True, slots=True)
 class StartPadding:
-    """Send junk to a peer: so many bytes, and none after `until`; rate: bytes a second at most, 0: as fast as may be.
-    Say `padding_ended` when it is done."""
+    """Sends padding to a peer, `size` bytes at most and none after `until` (seconds); the driver calls
+    `Prober.padding_ended` when it is done. rate: bytes a second at most, 0: no limit."""
 
     peer: str
     size: int
@@ -29,14 +29,14 @@ class StartPadding:
 
 @dataclass(frozen=True, slots=True)
 class StopPadding:
-    """Send no more junk to a peer; say `padding_ended`."""
+    """Stops the padding for a peer; the driver calls `Prober.padding_ended`."""
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Hang up on a peer that sends junk nobody asked for."""
+    """Closes the connections to a peer that sends padding unasked."""
 
     peer: str
     reason: str
