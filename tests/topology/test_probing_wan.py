@@ -36,7 +36,7 @@ def test_real_nodes_find_rates_and_round_trips_within_their_budgets() -> None:
             if len(lines) == 2 * 5 + 6 * 5 and not wrong(lines):
                 break
     assert wrong(lines) == []
-    most = ProbeConfig().allowance
+    most = ProbeConfig().initial_bytes
     for state in states.values():
         assert 0 < state.padding_sent < most
         assert 0 < state.padding_received < most
