@@ -25,7 +25,7 @@ def ablation(
     versions: Annotated[int, typer.Option(help="Versions published one after another.", min=1)] = 2,
     table: Annotated[bool, typer.Option("--table", help="Run nothing: print the table of what is there.")] = False,
 ) -> None:
-    """What each mechanism of a node gives: switched off one by one, on drawn networks, in virtual time.
+    """Measures each mechanism of a node: switches it off on drawn networks in virtual time, and compares.
 
     Prints a Markdown table: ratios to the bound, and the geometric mean of the ratios to those of the whole node. A run
     can be interrupted and continued, also by several processes with results of their own and different networks.

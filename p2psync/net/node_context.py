@@ -1,4 +1,4 @@
-"""What the parts of a node's shell share."""
+"""The objects that the parts of a running node share."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from p2psync.topology.virtual.ablation import AblationFile, AblationRun, ablate,
 from p2psync.topology.virtual.policies import MECHANISMS
 from p2psync.topology.virtual.swarm import VirtualOptions
 
-OPTIONS = VirtualOptions()
+OPTIONS = VirtualOptions(payload_bytes=1 << 20, versions=1)
 
 
 def network(seed: int) -> DrawnNetwork:
@@ -55,6 +56,14 @@ def test_ablation_runs_the_whole_node_and_each_policy_once_and_goes_on_from_its_
     list(ablate(AblationFile(path), range(2), ["no-window", "no-shares"], OPTIONS, hosts=12, simulate=simulate))
     assert simulate.asked[2:] == [(0, "no-shares"), (1, "default"), (1, "no-window"), (1, "no-shares")]
     assert len(AblationFile(path).runs) == 6
+
+
+@pytest.mark.parametrize("other", [replace(OPTIONS, versions=2), replace(OPTIONS, payload_bytes=2 << 20)])
+def test_ablation_refuses_a_file_of_other_payloads_or_versions(tmp_path: Path, other: VirtualOptions) -> None:
+    simulate, path = Simulator(), tmp_path / "runs.jsonl"
+    list(ablate(AblationFile(path), range(1), [], OPTIONS, hosts=12, simulate=simulate))
+    with pytest.raises(UsageError, match="name another file"):
+        list(ablate(AblationFile(path), range(1), [], other, hosts=12, simulate=simulate))
 
 
 def test_ablation_rows_compare_each_policy_with_the_whole_node_on_the_same_networks() -> None:

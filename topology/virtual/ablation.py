@@ -80,14 +80,29 @@ def ablate(
     hosts: int,
     simulate: Callable[..., AblationRun] | None = None,
 ) -> Iterator[AblationRun]:
-    """Runs the whole node and each policy on the network of each seed, as far as the file lacks it; yields new runs."""
+    """Runs the whole node and each policy on the network of each seed, as far as the file lacks it; yields new runs.
+
+    Raises `UsageError` where the file has runs of another payload or number of versions.
+    """
     simulate = simulate or _simulate
+    _check_equal(kept.runs, options)
     for seed in seeds:
         for policy in dict.fromkeys((BASE, *policies)):
             if not kept.has(policy, seed):
                 run = simulate(seed, policy, options, hosts=hosts)
                 kept.add(run)
                 yield run
+
+
+def _check_equal(runs: Iterable[AblationRun], options: VirtualOptions) -> None:
+    wanted = (options.payload_bytes, options.versions)
+    for run in runs:
+        found = (run.network.payload_bytes, len(run.versions))
+        if found != wanted:
+            raise UsageError(
+                f"the file has {found[1]} version(s) of {found[0]} bytes, these would be {wanted[1]} of {wanted[0]}: "
+                "name another file"
+            )
 
 
 def _simulate(seed: int, policy: str, options: VirtualOptions, *, hosts: int) -> AblationRun:

@@ -1,4 +1,4 @@
-"""What a `Prober` has its driver do."""
+"""The actions of a `Prober`, which its driver carries out."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ class ProbeReceiver:
             self._target_ended(self._probe, name, now, is_declined=False)
 
     def stop(self, now: float) -> None:
-        """Ends the probe under way without a result, and declines what waits: links are needed for chunks."""
+        """Ends the current probe without a result, and declines waiting invitations: chunks need the links."""
         for name, (token, _) in self._invitations.items():
             self.decline(name, token)
         self._invitations.clear()

@@ -1,4 +1,4 @@
-"""What a node measures by probes, and when each measurement is due. Pure."""
+"""Schedules the probes of a node: paths from other regions and parents, and its own links. Pure."""
 
 from __future__ import annotations
 

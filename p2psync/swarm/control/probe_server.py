@@ -205,7 +205,7 @@ class ProbeServer:
     def _peer_done(self, probe: _Probe, name: str, sent: int, now: float) -> None:
         granted = probe.granted.pop(name, None)
         if granted is not None:
-            # What a peer requested was spent when it was granted, and the rest of it is given back.
+            # The budget paid for a request when it was granted, and gets the rest back.
             self._budget.spend(sent if probe.pool else sent - granted)
             probe.sent += sent
         if not probe.granted and not probe.invited:

@@ -118,7 +118,7 @@ class Prober:
         self._server.peer_down(name, now)
 
     def again(self, name: str, now: float) -> None:
-        """The number of connections to a peer changed, so that what was measured over them is out of date."""
+        """The number of connections to a peer changed: its path is measured again."""
         peer = self._targets.peers.get(name)
         if peer is None or not peer.was_asked:
             return

@@ -18,7 +18,7 @@ class SyncState(Enum):
 
 
 class SyncEvent(Enum):
-    """What ends a state."""
+    """The events that end a state."""
 
     PATH_CHOSEN = "path chosen"
     LOCAL_COPY_KNOWN = "local copy known"
