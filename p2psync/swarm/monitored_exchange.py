@@ -50,7 +50,7 @@ class MonitoredExchange:
             on_measures=on_measures,
             on_connections=exchange.connections,
             on_pace=exchange.pace,
-            others_fetch=lambda: exchange.others_fetch,
+            others_fetch=lambda: exchange.statistics.others_fetch,
         )
         return self.monitor
 

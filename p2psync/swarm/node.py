@@ -53,7 +53,7 @@ class NodeCore:
         self.swarm = Exchange(config.swarm, rng, info.node)
         self.traffic = MonitoredExchange(info, self.swarm)
         self.membership = MembershipClient(info, rng)
-        self.dialer = Dialer(info, config, rng, self.swarm.banned_until)
+        self.dialer = Dialer(info, config, rng, self.swarm.trust.banned_until)
         self.follower = follower
         #: This node's part of the plan, None before the first.
         self.plan: NodePlan | None = None
@@ -163,7 +163,7 @@ class NodeCore:
             self.traffic.transfer_begins(manifest)
         if signed and (manifest.epoch, manifest.version) > self._published:
             self._published = (manifest.epoch, manifest.version)
-            self.swarm.publish(id, signed)
+            self.swarm.gossip.publish(id, signed)
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
         if self.follower is not None:
             self.follower.holds_bytes(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
@@ -175,12 +175,12 @@ class NodeCore:
         taken = self.follower is not None and self.follower.peer_announced(announcement, manifest, now)
         if taken:
             self.traffic.transfer_begins(manifest)
-        self.swarm.manifest_verified(verify, taken=taken)
+        self.swarm.gossip.verified(verify, taken=taken)
         return taken
 
     def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
         """A manifest from a peer has no trusted signature."""
-        self.swarm.manifest_rejected(verify, now)
+        self.swarm.gossip.rejected(verify, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
         """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
@@ -204,7 +204,7 @@ class NodeCore:
 
     def poll(self, now: float) -> None:
         """Does what time has made due."""
-        self.membership.fetch_rate = self.swarm.fetch_rate
+        self.membership.fetch_rate = self.swarm.statistics.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
         if self.follower is not None:

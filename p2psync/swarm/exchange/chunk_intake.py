@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2psync.protocol.messages import BadChunk, Chunk
 from p2psync.swarm.exchange.actions import Complete, Recheck, Save
 from p2psync.swarm.exchange.blame import MAX_BLAMED
@@ -15,10 +13,7 @@ from p2psync.swarm.exchange.pending_chunks import PendingChunks
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
-from p2psync.swarm.exchange.trust import Trust
-
-#: Bans a peer (name) for a reason, at a time, for so many seconds (None: as long as the settings say).
-BanPeer = Callable[[str, str, float, "float | None"], None]
+from p2psync.swarm.exchange.trust import BanPeer, Trust
 
 
 class ChunkIntake:

@@ -37,7 +37,7 @@ from p2psync.protocol.messages import (
     Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.exchange.actions import Action, Ban, Complete, VerifyManifest
+from p2psync.swarm.exchange.actions import Action, Ban, Complete
 from p2psync.swarm.exchange.availability import Availability
 from p2psync.swarm.exchange.bitmap import Bits, pack_bitmap, unpack_bitmap
 from p2psync.swarm.exchange.chunk_intake import ChunkIntake
@@ -50,6 +50,7 @@ from p2psync.swarm.exchange.peer import Peer
 from p2psync.swarm.exchange.publisher_sender import PublisherSender
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.statistics import ExchangeStatistics
 from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.trust import Trust
 from p2psync.swarm.exchange.upload import Upload
@@ -69,10 +70,11 @@ class Exchange:
         self._forwarding = Forwarding(self._state, self._uploads, self._haves)
         self._publisher = PublisherSender(self._state, self._uploads, self._forwarding)
         self._requests = RequestScheduler(self._state)
-        self._gossip = ManifestGossiper(self._state)
-        self._trust = Trust(config)
+        self.gossip = ManifestGossiper(self._state, self._ban)
+        self.trust = Trust(config)
         self._availability = Availability(self._state, self._requests, self._publisher)
-        self._intake = ChunkIntake(self._state, self._requests, self._forwarding, self._haves, self._trust, self._ban)
+        self._intake = ChunkIntake(self._state, self._requests, self._forwarding, self._haves, self.trust, self._ban)
+        self.statistics = ExchangeStatistics(self._state, self._intake, self._uploads)
         self._accepts = b""
 
     # ---- transfers -------------------------------------------------------------------------------------------------
@@ -127,19 +129,6 @@ class Exchange:
             # Pushes are waited for from now on, since whenever peers hold chunks.
             transfer.heard[transfer.heard < now] = now
             self._requests.rest(now)
-
-    def publish(self, id: bytes, signed: bytes) -> None:
-        """A version of this node's own is about to begin: its manifest goes ahead of its chunks."""
-        self._gossip.publish(id, signed)
-
-    def manifest_verified(self, verify: VerifyManifest, *, taken: bool) -> None:
-        """A manifest from a peer has a trusted signature. taken: it is new, and passed on."""
-        self._gossip.verified(verify, taken=taken)
-
-    def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
-        """A manifest from a peer has no trusted signature."""
-        self._gossip.rejected(verify)
-        self._ban(verify.peer, "it offered a manifest that nobody trusted has signed", now)
 
     def end(self, id: bytes) -> None:
         """Neither fetches nor offers this manifest any longer."""
@@ -227,41 +216,6 @@ class Exchange:
 
     # ---- state -----------------------------------------------------------------------------------------------------
 
-    @property
-    def fetch_rate(self) -> float:
-        """See `Downlink.rate`."""
-        return self._intake.downlink.rate
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of chunks that came."""
-        return self._intake.received_bytes
-
-    @property
-    def wasted_bytes(self) -> int:
-        """Bytes of chunks that were of no use."""
-        return self._intake.wasted_bytes
-
-    @property
-    def pushed_bytes(self) -> int:
-        """Bytes of useful chunks that parents pushed."""
-        return self._intake.pushed_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of chunks handed out."""
-        return self._uploads.sent_bytes
-
-    @property
-    def others_fetch(self) -> bool:
-        """See `SwarmState.others_fetch`."""
-        return self._state.others_fetch
-
-    def progress(self, id: bytes) -> tuple[int, int]:
-        """Returns (held, all) chunks of a manifest; (0, 0) if it is unknown."""
-        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
-        return (int(transfer.held.sum()), transfer.chunks) if transfer else (0, 0)
-
     def needs(self, short: bytes, index: int) -> bool:
         """Returns whether a chunk (manifest: short id) is wanted and not held."""
         transfer = self._transfers.get(short)
@@ -274,14 +228,6 @@ class Exchange:
         """Those connected now."""
         return self._peers.values()
 
-    def banned(self, name: str, now: float) -> bool:
-        """Returns whether a peer is shut out."""
-        return self._trust.is_banned(name, now)
-
-    def banned_until(self, name: str) -> float:
-        """Returns when a peer may come back; before all time if it is not shut out."""
-        return self._trust.banned_until(name)
-
     def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
         """A peer is connected; returns False if it is banned and must be hung up on. publishes: it is a publisher.
 
@@ -290,13 +236,13 @@ class Exchange:
         this node. What is held and wanted is told again, and nothing else changes. If the peer was started anew, call
         `peer_down` first.
         """
-        if self._trust.is_banned(name, now):
+        if self.trust.is_banned(name, now):
             return False
-        surplus = self._trust.admit(name)
+        surplus = self.trust.admit(name)
         if name not in self._peers:
             peer = Peer(name, near, publishes, Download(self._config), Upload(self._config.unasked), surplus=surplus)
             self._peers[name] = peer
-        for wrong in self._trust.blame.to_tell(name):
+        for wrong in self.trust.blame.to_tell(name):
             self._state.send(name, wrong)
         is_parent = name in self._state.trees.parents
         if self._accepts and is_parent:
@@ -312,11 +258,11 @@ class Exchange:
         peer = self._peers.pop(name, None)
         if peer is None:
             return
-        self._trust.leaves(peer, now)
+        self.trust.leaves(peer, now)
         for short, theirs in peer.holds.items():
             self._transfers[short].rarity -= theirs
         self._publisher.peer_down(name, now)
-        self._gossip.peer_down(name)
+        self.gossip.peer_down(name)
         self._requests.peer_down(peer, now)
 
     def connections(self, name: str, count: int) -> None:
@@ -379,7 +325,7 @@ class Exchange:
             case AcceptNext():
                 peer.upload.accepts = message.digest
             case ManifestGossip():
-                self._gossip.came(name, message)
+                self.gossip.came(name, message)
             case BadChunk():
                 self._intake.accused(peer, message, now)
             case Ping():
@@ -395,6 +341,6 @@ class Exchange:
             self._publisher.subscribed(message.manifest, now)
 
     def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
-        until = self._trust.ban(name, now, self._config.ban if seconds is None else seconds)
+        until = self.trust.ban(name, now, self._config.ban if seconds is None else seconds)
         self.peer_down(name, now)
         self._state.actions.append(Ban(name, reason, until))

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from p2psync.protocol.messages import MAX_GOSSIP_BYTES, SHORT_ID_BYTES, ManifestGossip
 from p2psync.swarm.exchange.actions import VerifyManifest
 from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.trust import BanPeer
 
 #: Manifests for which a node remembers the peers that have them. More cost memory; fewer, repeated manifests.
 _REMEMBERED = 16
@@ -23,8 +24,8 @@ _REMEMBERED = 16
 class ManifestGossiper:
     """The manifests that one node receives from its parents and passes to its children."""
 
-    def __init__(self, state: SwarmState) -> None:
-        self._state = state
+    def __init__(self, state: SwarmState, ban: BanPeer) -> None:
+        self._state, self._ban = state, ban
         # The peers that have each manifest, by its id: they sent it, or it was sent to them.
         self._known: OrderedDict[bytes, set[str]] = OrderedDict()
         self._verifying: dict[str, bytes] = {}
@@ -50,10 +51,11 @@ class ManifestGossiper:
         if taken:
             self._pass_on(verify.id, verify.signed)
 
-    def rejected(self, verify: VerifyManifest) -> None:
-        """A manifest has none; another peer may send the true one."""
+    def rejected(self, verify: VerifyManifest, now: float) -> None:
+        """Bans the peer whose manifest has no trusted signature; another peer may send the true one."""
         self._verifying.pop(verify.peer, None)
         self._known.pop(verify.id, None)
+        self._ban(verify.peer, "it offered a manifest that nobody trusted has signed", now, None)
 
     def peer_down(self, name: str) -> None:
         """A peer is gone, and may come back without any manifest."""

@@ -25,15 +25,6 @@ class SwarmState:
     actions: list[Action] = field(default_factory=list)
     trees: Trees = field(default_factory=Trees)
 
-    @property
-    def others_fetch(self) -> bool:
-        """Whether a peer is known to have some, and not all, of the newest manifest, of which this node has all."""
-        newest = max(self.transfers, key=lambda short: self.transfers[short].manifest.version, default=None)
-        if newest is None or not self.transfers[newest].held.all():
-            return False
-        theirs = [peer.holds[newest] for peer in self.peers.values() if newest in peer.holds]
-        return any(flags.any() and not flags.all() for flags in theirs)
-
     def send(self, name: str, message: Control) -> None:
         """Sends a control message to a peer."""
         self.actions.append(Send(name, message))

@@ -7,6 +7,8 @@ beyond what it was ever asked for, outweigh its useful ones by far.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from p2psync.swarm.exchange.blame import Blame
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.peer import Peer
@@ -14,6 +16,9 @@ from p2psync.swarm.exchange.peer import Peer
 #: Peers that are gone and whose useless bytes are remembered.
 MAX_ACCOUNTS = 1024
 _NEVER = float("inf")
+
+#: Bans a peer (name) for a reason, at a time, for so many seconds (None: as long as the settings say).
+BanPeer = Callable[[str, str, float, "float | None"], None]
 
 
 class Trust:
