@@ -48,8 +48,8 @@ class MonitoredExchange:
             streams=streams,
             congestion=congestion,
             on_measures=on_measures,
-            on_connections=exchange.connections,
-            on_pace=exchange.pace,
+            on_connections=exchange.set_connections,
+            on_pace=exchange.set_upload_rate,
             others_fetch=lambda: exchange.statistics.others_fetch,
         )
         return self.monitor

@@ -74,14 +74,14 @@ class NodeCore:
         if follower.position is not None:
             self._live(follower.position, 0.0)
         elif not follower.local_digest:
-            self.swarm.running(NO_VERSION)
+            self.swarm.accept_next(NO_VERSION)
 
     def _live(self, position: Position | None, now: float) -> None:
         if position is None:
-            self.swarm.running(b"")
+            self.swarm.accept_next(b"")
             self.membership.running(None, "", now)
         else:
-            self.swarm.running(position.digest)
+            self.swarm.accept_next(position.digest)
             self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)
 
     # ---- hub -------------------------------------------------------------------------------------------------------

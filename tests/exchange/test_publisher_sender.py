@@ -47,7 +47,7 @@ def test_a_peer_is_handed_a_chunk_for_each_connection_up_to_a_limit(connections:
     bench.peer("a")
     bench.say("a", Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a"), 0.0)
-    bench.swarm.connections("a", connections)
+    bench.swarm.set_connections("a", connections)
     bench.seed_all()
     assert [index for _, index in bench.served()] == list(range(chunks))
     bench.swarm.flushed("a", CHUNK, 0.1)

@@ -15,7 +15,7 @@ from tests.swarm.swarm_parts import CHUNK
 def test_a_node_tells_its_parents_and_later_ones_too_what_it_runs() -> None:
     bench = relay(("p", "c"))
     bench.actions()
-    bench.swarm.running(bytes(16))
+    bench.swarm.accept_next(bytes(16))
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", bytes(16))]
     bench.peer("new")
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.1)
@@ -51,7 +51,7 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
     bench.swarm.follow(relay_plan(("p", "c")), 0.0)
     for name in "pc":
         bench.peer(name)
-    bench.swarm.running(NO_VERSION)
+    bench.swarm.accept_next(NO_VERSION)
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", NO_VERSION)]
     bench.fetch_all(1.0)
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", b"")]

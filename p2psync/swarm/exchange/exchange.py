@@ -104,7 +104,7 @@ class Exchange:
                 if peer.upload.accepts == manifest.base_digest:
                     peer.upload.may_subscribe(short)
         if self._accepts == NO_VERSION and not transfer.complete:
-            self.running(b"")  # the path to the newest version is chosen now
+            self.accept_next(b"")  # the path to the newest version is chosen now
         self._publisher.begin(transfer, short, now)
         for name in self._peers:
             self._forwarding.announce_all(name, transfer, short)
@@ -184,13 +184,13 @@ class Exchange:
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
-    def running(self, digest: bytes) -> None:
+    def accept_next(self, digest: bytes) -> None:
         """The version of this digest is live here: parents push the next delta from it unasked. `NO_VERSION`: none is,
         and they push the next anchor, until something is fetched here; empty: they push nothing unasked."""
         self._accepts = digest
-        self._tell_accepts(self._state.trees.parents)
+        self._send_accept_next(self._state.trees.parents)
 
-    def _tell_accepts(self, names: Iterable[str]) -> None:
+    def _send_accept_next(self, names: Iterable[str]) -> None:
         for name in sorted(names):
             if name in self._peers:
                 self._state.send(name, AcceptNext(self._accepts))
@@ -200,13 +200,13 @@ class Exchange:
         before = self._state.trees.parents
         self._state.trees.follow(plan)
         added = self._state.trees.parents - before
-        self._tell_accepts(added)
+        self._send_accept_next(added)
         for short, transfer in self._transfers.items():
             if transfer.pushed and not transfer.complete:
                 self._subscribe(short, transfer, added, now)
         self._publisher.send(now)
 
-    def pace(self, rate: float) -> bool:
+    def set_upload_rate(self, rate: float) -> bool:
         """Hands out so many bytes/s from now on, 0: as many as connections take. Returns whether anything had to wait
         since the last call."""
         bucket = self._uploads.bucket
@@ -246,7 +246,7 @@ class Exchange:
             self._state.send(name, wrong)
         is_parent = name in self._state.trees.parents
         if self._accepts and is_parent:
-            self._tell_accepts([name])
+            self._send_accept_next([name])
         for short, transfer in self._transfers.items():
             self._forwarding.announce_all(name, transfer, short)
             if transfer.pushed and not transfer.complete and is_parent:
@@ -265,7 +265,7 @@ class Exchange:
         self.gossip.peer_down(name)
         self._requests.peer_down(peer, now)
 
-    def connections(self, name: str, count: int) -> None:
+    def set_connections(self, name: str, count: int) -> None:
         """A peer has so many connections now."""
         peer = self._peers.get(name)
         if peer is not None:
