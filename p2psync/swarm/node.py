@@ -214,9 +214,9 @@ class NodeCore:
 
     def next_wake(self, now: float) -> float:
         """Returns when `poll` must be called next at the latest."""
-        return max(now, min(self.next_wake_besides_exchange(), self.swarm.next_wake()))
+        return max(now, min(self.next_wake_except_exchange(), self.swarm.next_wake()))
 
-    def next_wake_besides_exchange(self) -> float:
+    def next_wake_except_exchange(self) -> float:
         """Returns the same of all but the exchange: if nothing but its inputs came, `swarm.poll` will do until then."""
         wake = min(self.membership.next_wake(), self.dialer.wake)
         return wake if self.follower is None else min(wake, self.follower.next_wake())

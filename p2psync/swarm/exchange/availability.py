@@ -35,12 +35,12 @@ class Availability:
             transfer.rarity -= before
         peer.holds[short] = flags
         transfer.rarity += flags
-        transfer.heard[flags] = np.minimum(transfer.heard[flags], now)
+        transfer.available_since[flags] = np.minimum(transfer.available_since[flags], now)
         self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
 
     def have(self, peer: Peer, have: Have, now: float) -> None:
         """A peer holds more chunks."""
-        peer.download.has_backlog(have.backlog, now)
+        peer.download.set_backlog(have.backlog, now)
         transfer = self._transfers.get(have.manifest)
         if transfer is None:
             peer.pending.add(have.manifest, have.chunks)
@@ -48,7 +48,7 @@ class Availability:
         theirs = peer.holds.get(have.manifest)
         if theirs is None:
             theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
-        new = transfer.learn(theirs, have.chunks, now)
+        new = transfer.add_holder(theirs, have.chunks, now)
         self._publisher.held_by_peer(have.manifest, new, now)
         self._requests.announced(peer, transfer, have.chunks, have.tags, now)
 

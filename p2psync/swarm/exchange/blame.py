@@ -14,9 +14,9 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 #: Peers that are remembered; of more, the one that was wrong longest ago is forgotten.
 MAX_BLAMED_PEERS = 1024
 #: Chunks that are remembered of a peer, and looked at for one accusation.
-MAX_BLAMED = 4
+MAX_WRONG_CHUNKS = 4
 #: How many times longer each further ban is.
-LONGER = 10.0
+BAN_FACTOR = 10.0
 
 
 class Blame:
@@ -26,10 +26,10 @@ class Blame:
         self._config = config
         # Of each peer: how often it was wrong lately, and when last; the chunks that it is to be told.
         self._wrong: dict[str, tuple[int, float]] = {}
-        self._untold: dict[str, list[tuple[bytes, int]]] = {}
+        self._accusations: dict[str, list[tuple[bytes, int]]] = {}
         self._rechecked: dict[str, float] = {}
 
-    def wrong_chunk(self, name: str, short: bytes, index: int, now: float) -> float:
+    def record_wrong_chunk(self, name: str, short: bytes, index: int, now: float) -> float:
         """A peer sent a wrong chunk of a manifest (short id); returns for how many seconds it is shut out."""
         count, at = self._wrong.pop(name, (0, now))
         if now - at > 2 * self._config.ban:
@@ -38,16 +38,16 @@ class Blame:
         if len(self._wrong) > MAX_BLAMED_PEERS:
             oldest = next(iter(self._wrong))
             del self._wrong[oldest]
-            self._untold.pop(oldest, None)
-        untold = self._untold.setdefault(name, [])
-        if (short, index) not in untold:
-            untold.append((short, index))
-            del untold[:-MAX_BLAMED]
-        return min(self._config.ban, self._config.first_ban * LONGER ** min(count, 8))
+            self._accusations.pop(oldest, None)
+        accusations = self._accusations.setdefault(name, [])
+        if (short, index) not in accusations:
+            accusations.append((short, index))
+            del accusations[:-MAX_WRONG_CHUNKS]
+        return min(self._config.ban, self._config.first_ban * BAN_FACTOR ** min(count, 8))
 
-    def to_tell(self, name: str) -> list[BadChunk]:
+    def take_accusations(self, name: str) -> list[BadChunk]:
         """What a peer that is here again is to be told, once."""
-        return [BadChunk(short, [index]) for short, index in self._untold.pop(name, ())]
+        return [BadChunk(short, [index]) for short, index in self._accusations.pop(name, ())]
 
     def may_recheck(self, name: str, now: float) -> bool:
         """Whether a peer may have this node look at its chunks now; it may not soon after."""

@@ -16,7 +16,7 @@ class ExchangeConfig:
     prior_rate: bytes/s that a peer is expected to send before anything came from it.
     rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
     later.
-    look_every: seconds between looks at the queues of peers.
+    poll_interval: seconds between looks at the queues of peers.
     short_wait: what a peer owes and sends within so many seconds and a round trip is left to it.
     silent_after: what a peer owes that has sent nothing for so long may be requested of any other, too.
     held_for: a free parent may be asked for a chunk that some peer has held for so long and nobody owes.
@@ -32,7 +32,7 @@ class ExchangeConfig:
     up to `flush_most`. More cannot be called off.
     push_room: bytes that may wait for a child of the publisher before its trees take no more. More keeps trees of
     several children busy, and lets slow children take more than they can send on.
-    unasked: bytes of a manifest pushed to a peer that runs its base and has not subscribed to it yet.
+    unsolicited_bytes: bytes of a manifest pushed to a peer that runs its base and has not subscribed to it yet.
     burst, burst_seconds: bytes that a node with a limited uplink hands out at once, or what its rate brings in so many
     seconds.
     queued_most: chunks that one peer may have queued here; more are rejected.
@@ -41,9 +41,9 @@ class ExchangeConfig:
     window_first: bytes of a manifest that may be under way as a whole, so that a small one need not wait.
     stalled_after: a tree whose first hops had no room for so long does not hold the others back.
     ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
-    tell_after: a publisher that sent nothing, and heard of no delivery, for so long tells everybody what it holds.
-    again_after, again_times: a chunk that nobody holds so long after it was sent, and so many times the usual time, is
-    sent down another tree.
+    announce_after: a publisher that sent nothing, and heard of no delivery, for so long tells everybody what it holds.
+    resend_after, resend_factor: the publisher sends a chunk down another tree if no peer holds it so long after it was
+    sent, and so many times the usual delivery time.
 
     In-flight window, see `in_flight_window`.
     window_gain: the window, as a multiple of what the trees carry in one latency. More fills links whose latency
@@ -69,7 +69,7 @@ class ExchangeConfig:
     surplus_most: a peer that sent so many more useless bytes than useful ones is banned.
     ban: seconds for which a peer is shut out; first_ban: for its first wrong chunk, see `blame`.
     recheck_after: how often one peer can make this node verify a chunk that it holds.
-    rest_first, rest_most: pauses before a chunk that the store lost twice and more is fetched again.
+    refetch_pause_first, refetch_pause_most: pauses before a chunk that the store lost twice and more is fetched again.
     """
 
     window_least: int = 256 << 10
@@ -77,7 +77,7 @@ class ExchangeConfig:
     horizon: float = 0.5
     prior_rate: float = 500_000.0
     rate_window: float = 1.0
-    look_every: float = 0.05
+    poll_interval: float = 0.05
     short_wait: float = 0.3
     idle_backlog: float = 0.1
     others_after: float = 1.5
@@ -93,7 +93,7 @@ class ExchangeConfig:
     flush_limit: int = 128 << 10
     flush_most: int = 4 << 20
     push_room: int = 128 << 10
-    unasked: int = 1 << 20
+    unsolicited_bytes: int = 1 << 20
     burst: int = 128 << 10
     burst_seconds: float = 0.01
     queued_most: int = 4096
@@ -101,9 +101,9 @@ class ExchangeConfig:
     window_first: int = 4 << 20
     stalled_after: float = 0.5
     ahead: float = 0.2
-    tell_after: float = 1.0
-    again_after: float = 2.0
-    again_times: float = 4.0
+    announce_after: float = 1.0
+    resend_after: float = 2.0
+    resend_factor: float = 4.0
 
     window_gain: float = 2.0
     window_per_path: float = 1.5
@@ -125,5 +125,5 @@ class ExchangeConfig:
     ban: float = 600.0
     first_ban: float = 2.0
     recheck_after: float = 5.0
-    rest_first: float = 0.25
-    rest_most: float = 60.0
+    refetch_pause_first: float = 0.25
+    refetch_pause_most: float = 60.0

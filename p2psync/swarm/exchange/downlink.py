@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 #: Seconds: before this much of a busy time there is no estimate; what is older than this counts half.
-_SETTLE = 1.0
-_MEMORY = 10.0
+_MIN_BUSY_SECONDS = 1.0
+_MEMORY_SECONDS = 10.0
 #: What is asked for so soon after the last chunk came (seconds) belongs to the same busy time: where the window is one
 #: chunk, nothing is owed for a moment after each.
-_LULL = 0.05
+_MAX_GAP_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -27,14 +27,14 @@ class Downlink:
 
     def begin(self, now: float) -> None:
         """The first request after an idle time: what was measured before says nothing of now."""
-        if not self.nbytes or now - self.last > _LULL:
+        if not self.nbytes or now - self.last > _MAX_GAP_SECONDS:
             self.begun, self.nbytes = now, 0.0
 
     def arrived(self, size: int, now: float) -> None:
         """A chunk came."""
         self.nbytes += size
         self.last = now
-        if now - self.begun >= _SETTLE:
+        if now - self.begun >= _MIN_BUSY_SECONDS:
             self.rate = self.nbytes / (now - self.begun)
-        if now - self.begun > _MEMORY:
+        if now - self.begun > _MEMORY_SECONDS:
             self.begun, self.nbytes = (self.begun + now) / 2, self.nbytes / 2

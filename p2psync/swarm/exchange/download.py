@@ -11,7 +11,7 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 #: A chunk: the manifest's short id, and its index.
 ChunkKey = tuple[bytes, int]
 #: Seconds that a round trip is expected to take before one was seen.
-_FIRST_ROUND_TRIP = 0.2
+_INITIAL_ROUND_TRIP = 0.2
 
 
 @dataclass(slots=True)
@@ -35,8 +35,8 @@ class Download:
     """
 
     __slots__ = (
-        "_arrivals", "_backlog", "_backlog_at", "_busy_since", "_config", "_known", "_last_arrival", "_least_trip",
-        "announced", "credit", "nbytes", "owed", "round_trip", "snubbed", "timeout_factor",
+        "_arrivals", "_backlog", "_backlog_at", "_busy_since", "_config", "_last_arrival", "_min_round_trip",
+        "_rate", "announced", "credit", "nbytes", "owed", "round_trip", "snubbed", "timeout_factor",
     )  # fmt: skip
 
     def __init__(self, config: ExchangeConfig) -> None:
@@ -45,14 +45,14 @@ class Download:
         self.nbytes = 0
         self.announced = 0
         self.credit = 0
-        self.round_trip = _FIRST_ROUND_TRIP
-        self._least_trip = math.inf
+        self.round_trip = _INITIAL_ROUND_TRIP
+        self._min_round_trip = math.inf
         self.snubbed = False
         self.timeout_factor = 1.0
         self._arrivals: deque[tuple[float, int]] = deque()
         self._busy_since = self._last_arrival = -math.inf
         self._backlog = self._backlog_at = 0.0
-        self._known = 0.0
+        self._rate = 0.0
 
     def owe(self, key: ChunkKey, size: int, now: float, *, requested: bool) -> None:
         """The peer owes another chunk."""
@@ -80,15 +80,15 @@ class Download:
         self.snubbed = False
         self.timeout_factor = 1.0
         if owed is not None and owed.requested and not owed.before and now > owed.at:
-            self._least_trip = min(self._least_trip, now - owed.at)
-            self.round_trip = self._least_trip
+            self._min_round_trip = min(self._min_round_trip, now - owed.at)
+            self.round_trip = self._min_round_trip
 
     def timed_out(self) -> None:
         """A request was not answered in time: the peer gets one at a time, and longer, until it delivers."""
         self.snubbed = True
         self.timeout_factor = min(self._config.backoff_most, 2 * self.timeout_factor)
 
-    def has_backlog(self, seconds: float, now: float) -> None:
+    def set_backlog(self, seconds: float, now: float) -> None:
         """The peer says that its uplink is busy for so long."""
         self._backlog, self._backlog_at = seconds, now
 
@@ -108,8 +108,8 @@ class Download:
                 came = sum(size for at, size in arrivals if at >= start)
                 # Nothing at all is taken for a quarter of a chunk.
                 least = next(iter(self.owed.values())).size / 4
-                self._known = max(came, least) / (now - start)
-        return self._known
+                self._rate = max(came, least) / (now - start)
+        return self._rate
 
     def silence(self, now: float) -> float:
         """Returns for how long the peer has sent nothing although it owes something."""

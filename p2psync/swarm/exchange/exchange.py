@@ -101,8 +101,8 @@ class Exchange:
                 self._availability.set_holds(peer, short, unpack_bitmap(bytes(pending), manifest.chunks), now)
         if manifest.base is None or manifest.version == manifest.base + 1:
             for peer in self._peers.values():
-                if peer.upload.accepts == manifest.base_digest:
-                    peer.upload.may_subscribe(short)
+                if peer.upload.accepts_next == manifest.base_digest:
+                    peer.upload.presume_subscribed(short)
         if self._accepts == NO_VERSION and not transfer.complete:
             self.accept_next(b"")  # the path to the newest version is chosen now
         self._publisher.begin(transfer, short, now)
@@ -110,7 +110,7 @@ class Exchange:
             self._forwarding.announce_all(name, transfer, short)
         self._begun(short, transfer, now)
         for name, chunk in self._intake.pending.pop(short):
-            self._intake.known(name, chunk, now)
+            self._intake.process(name, chunk, now)
 
     def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
         if transfer.complete:
@@ -127,7 +127,7 @@ class Exchange:
         if connected and not transfer.pushed:
             transfer.pushed = True
             # Pushes are waited for from now on, since whenever peers hold chunks.
-            transfer.heard[transfer.heard < now] = now
+            transfer.available_since[transfer.available_since < now] = now
             self._requests.rest(now)
 
     def end(self, id: bytes) -> None:
@@ -172,12 +172,13 @@ class Exchange:
         if transfer is None or not transfer.held[index]:
             return
         losses = transfer.losses.get(index, 0)
-        pause = min(config.rest_most, config.rest_first * 2.0 ** min(losses + 1, 30)) if losses else 0.0
-        transfer.lose(index, now + pause)
+        pause = config.refetch_pause_first * 2.0 ** min(losses + 1, 30) if losses else 0.0
+        pause = min(config.refetch_pause_most, pause)
+        transfer.mark_lost(index, now + pause)
         for peer in self._peers.values():
             self._state.send(peer.name, Reject(short, [index]))
             peer.upload.requested.pop((short, index), None)
-            peer.upload.take_back(short, [index])
+            peer.upload.allow_repush(short, [index])
         transfer.reopen(now)
         self._requests.rest(now + pause)
         self._requests.fill_all(now)
@@ -238,11 +239,12 @@ class Exchange:
         """
         if self.trust.is_banned(name, now):
             return False
-        surplus = self.trust.admit(name)
+        surplus = self.trust.peer_up(name)
         if name not in self._peers:
-            peer = Peer(name, near, publishes, Download(self._config), Upload(self._config.unasked), surplus=surplus)
+            download, upload = Download(self._config), Upload(self._config.unsolicited_bytes)
+            peer = Peer(name, near, publishes, download, upload, surplus=surplus)
             self._peers[name] = peer
-        for wrong in self.trust.blame.to_tell(name):
+        for wrong in self.trust.blame.take_accusations(name):
             self._state.send(name, wrong)
         is_parent = name in self._state.trees.parents
         if self._accepts and is_parent:
@@ -258,7 +260,7 @@ class Exchange:
         peer = self._peers.pop(name, None)
         if peer is None:
             return
-        self.trust.leaves(peer, now)
+        self.trust.peer_down(peer, now)
         for short, theirs in peer.holds.items():
             self._transfers[short].rarity -= theirs
         self._publisher.peer_down(name, now)
@@ -307,7 +309,7 @@ class Exchange:
             return
         match message:
             case Chunk():
-                self._intake.came(peer, message, now)
+                self._intake.receive(peer, message, now)
             case Have():
                 self._availability.have(peer, message, now)
             case Bitfield():
@@ -323,11 +325,11 @@ class Exchange:
             case Subscribe():
                 self._on_subscribe(peer, message, now)
             case AcceptNext():
-                peer.upload.accepts = message.digest
+                peer.upload.accepts_next = message.digest
             case ManifestGossip():
-                self.gossip.came(name, message)
+                self.gossip.receive(name, message)
             case BadChunk():
-                self._intake.accused(peer, message, now)
+                self._intake.on_bad_chunk(peer, message, now)
             case Ping():
                 self._state.send(name, Pong(message.token))
             case _:

@@ -35,7 +35,7 @@ class Forwarding:
 
     def announce_all(self, name: str, transfer: Transfer, short: bytes) -> None:
         """Tells a peer all that is held of a manifest, and which of it waits for the peer."""
-        if not transfer.silent and transfer.held.any():
+        if not transfer.unannounced and transfer.held.any():
             self._state.send(name, Bitfield(short, pack_bitmap(transfer.held)))
             self._announce_queue(name, transfer, short)
 

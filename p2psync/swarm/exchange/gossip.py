@@ -18,7 +18,7 @@ from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.trust import BanPeer
 
 #: Manifests for which a node remembers the peers that have them. More cost memory; fewer, repeated manifests.
-_REMEMBERED = 16
+_MAX_MANIFESTS = 16
 
 
 class ManifestGossiper:
@@ -35,12 +35,12 @@ class ManifestGossiper:
         if self._state.trees.is_publisher and signed:
             self._pass_on(id, signed)
 
-    def came(self, name: str, gossip: ManifestGossip) -> None:
+    def receive(self, name: str, gossip: ManifestGossip) -> None:
         """A peer sent a manifest; it is to be verified if it is new and the peer is a parent."""
         if name not in self._state.trees.parents:
             return
         known = gossip.id in self._known or gossip.id[:SHORT_ID_BYTES] in self._state.transfers
-        self._has(gossip.id).add(name)
+        self._holders(gossip.id).add(name)
         if not known and name not in self._verifying:
             self._verifying[name] = gossip.id
             self._state.actions.append(VerifyManifest(name, gossip.id, gossip.signed))
@@ -65,7 +65,7 @@ class ManifestGossiper:
     def _pass_on(self, id: bytes, signed: bytes) -> None:
         if len(signed) > MAX_GOSSIP_BYTES:
             return
-        has = self._has(id)
+        has = self._holders(id)
         gossip = ManifestGossip(id, signed)
         for name in sorted(self._state.trees.all_children - has):
             peer = self._state.peers.get(name)
@@ -73,9 +73,9 @@ class ManifestGossiper:
                 self._state.send(name, gossip)
                 has.add(name)
 
-    def _has(self, id: bytes) -> set[str]:
+    def _holders(self, id: bytes) -> set[str]:
         if id not in self._known:
             self._known[id] = set()
-            while len(self._known) > _REMEMBERED:
+            while len(self._known) > _MAX_MANIFESTS:
                 self._known.popitem(last=False)
         return self._known[id]

@@ -15,17 +15,17 @@ class HaveBatch:
 
     def __init__(self, state: SwarmState, uploads: UploadScheduler) -> None:
         self._state, self._uploads = state, uploads
-        self._gained: dict[bytes, list[int]] = {}
+        self._unannounced: dict[bytes, list[int]] = {}
         self.next_wake = _NEVER
 
     def add(self, short: bytes, transfer: Transfer, index: int, now: float) -> None:
         """A chunk came."""
-        self._gained.setdefault(short, []).append(index)
+        self._unannounced.setdefault(short, []).append(index)
         self.next_wake = min(self.next_wake, now + self._delay(transfer))
 
     def forget(self, short: bytes) -> None:
         """The manifest is exchanged no longer."""
-        self._gained.pop(short, None)
+        self._unannounced.pop(short, None)
 
     def poll(self, now: float) -> None:
         """Announces what is due."""
@@ -34,14 +34,14 @@ class HaveBatch:
 
     def announce(self) -> None:
         """Announces all chunks that wait."""
-        for short, gained in self._gained.items():
+        for short, gained in self._unannounced.items():
             transfer = self._state.transfers[short]
             chunks = [index for index in gained if transfer.held[index]]
             for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
                 have = self.message(short, transfer, chunks[start : start + MAX_REQUEST_CHUNKS])
                 for name in self._state.peers:
                     self._state.send(name, have)
-        self._gained.clear()
+        self._unannounced.clear()
         self.next_wake = _NEVER
 
     def message(self, short: bytes, transfer: Transfer, chunks: list[int]) -> Have:

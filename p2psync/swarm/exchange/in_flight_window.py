@@ -34,13 +34,13 @@ class _Chunk:
     """One chunk under way. Seconds.
 
     tree: its number in the plan; None: the plan changed since it was sent. missing: the share of the receivers that
-    lack it. latency: for how long each receiver has lacked it, in the mean. again: it was sent before.
+    lack it. latency: for how long each receiver has lacked it, in the mean. is_resent: it was sent before.
     """
 
     index: int
     tree: int | None
     sent_at: float
-    again: bool
+    is_resent: bool
     missing: float = 1.0
     latency: float = 0.0
 
@@ -49,12 +49,12 @@ class _Chunk:
 class _Path:
     """The trees that begin at the same first hops.
 
-    share: of the plan's rate. under_way: chunks, each as the share of the receivers that lack it. quickest: the chunk
+    share: of the plan's rate. in_flight: chunks, each as the share of the receivers that lack it. quickest: the chunk
     with the least latency.
     """
 
     share: float = 0.0
-    under_way: float = 0.0
+    in_flight: float = 0.0
     quickest: _Chunk | None = None
 
 
@@ -84,7 +84,7 @@ class InFlightWindow:
         #: How many of the chunks that were sent each receiver holds that is no straggler.
         self._counts: dict[str, int] = {}
         self._rate = 0.0
-        self._under_way = 0.0
+        self._in_flight = 0.0
         self._prior_latency = config.latency_first
         self._receivers: set[str] = set()
         #: Chunks/s that were delivered in each of the last intervals.
@@ -116,7 +116,7 @@ class InFlightWindow:
     @property
     def is_full(self) -> bool:
         """Whether no tree may take a chunk."""
-        return not self._unlimited and self._under_way + 0.5 >= self.size
+        return not self._unlimited and self._in_flight + 0.5 >= self.size
 
     def has_room(self, tree: int) -> bool:
         """Returns whether a tree may take a chunk."""
@@ -125,7 +125,7 @@ class InFlightWindow:
     def load(self, tree: int) -> float:
         """Returns what a tree's path has under way with one chunk more, as a part of what it may have."""
         path, config = self._trees[tree].path, self._config
-        return (path.under_way + 0.5) / max(config.path_least, config.path_gain * path.share * self.size)
+        return (path.in_flight + 0.5) / max(config.path_least, config.path_gain * path.share * self.size)
 
     def slow_trees(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
         """Returns those of these trees by which the next chunk would be complete later than the last of `chunks` by the
@@ -133,13 +133,13 @@ class InFlightWindow:
         ranked = sorted((self._trees[tree].completion, tree) for tree in trees)
         if not ranked or not ranked[0][0]:
             return frozenset()
-        rate = under_way = 0.0
+        rate = in_flight = 0.0
         for i, (completion, tree) in enumerate(ranked):
             # The faster trees alone would have completed all by then.
-            if rate and (chunks + under_way) / rate <= self._config.completion_part * completion:
+            if rate and (chunks + in_flight) / rate <= self._config.completion_part * completion:
                 return frozenset(slower for _, slower in ranked[i:])
             rate += self._trees[tree].rate
-            under_way += self._trees[tree].rate * self._config.completion_part * completion
+            in_flight += self._trees[tree].rate * self._config.completion_part * completion
         return frozenset()
 
     # ---- events ----------------------------------------------------------------------------------------------------
@@ -152,20 +152,20 @@ class InFlightWindow:
             self._interval_began = self._updated_at = now
         chunk = self._chunks[index] = _Chunk(index, tree, now, index in self._sent)
         self._sent.add(index)
-        self._count(chunk, 1.0)
+        self._add_in_flight(chunk, 1.0)
 
     def is_due(self, now: float) -> bool:
         """Returns whether it is time for an update."""
-        return bool(self._chunks) and now - self._updated_at >= self._config.look_every
+        return bool(self._chunks) and now - self._updated_at >= self._config.poll_interval
 
     def update(self, holds: Mapping[str, Bits], now: float) -> None:
         """Takes in what the receivers hold (flags per chunk, by name)."""
         if not self.is_due(now):
             return
         passed, self._updated_at = now - self._updated_at, now
-        self._meet([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
+        self._add_receivers([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
         self._receivers = set(holds)
-        kept = self._keeping_up(holds)
+        kept = self._without_stragglers(holds)
         indices = list(self._chunks)
         missing = sum((~theirs[indices] for theirs in kept), np.zeros(len(indices))) / max(1, len(kept))
         for index, share in zip(indices, missing.tolist(), strict=True):
@@ -173,10 +173,10 @@ class InFlightWindow:
             age = now - chunk.sent_at
             # A new receiver has lacked the chunk since it was sent.
             chunk.latency += chunk.missing * min(passed, age) + max(0.0, share - chunk.missing) * age
-            self._count(chunk, share - chunk.missing)
+            self._add_in_flight(chunk, share - chunk.missing)
             chunk.missing = share
             if not share:
-                self._learn(chunk, age)
+                self._sample(chunk, age)
             if not share or age > self._config.chunk_timeout:
                 self._remove(index)
         interval = now - self._interval_began
@@ -185,14 +185,14 @@ class InFlightWindow:
             self._interval_began, self._delivered = now, 0.0
         self._resize()
 
-    def _meet(self, new: Sequence[Bits], receivers: int, now: float) -> None:
+    def _add_receivers(self, new: Sequence[Bits], receivers: int, now: float) -> None:
         """Mends the latencies: a new receiver that lacks the quickest chunk has lacked it since it was sent."""
         for chunk in filter(None, (path.quickest for path in self._paths)):
             lacking = sum(not theirs[chunk.index] for theirs in new) / max(1, receivers)
             age = min(self._config.latency_most, now - chunk.sent_at)
             chunk.latency += lacking * max(0.0, age - chunk.latency)
 
-    def _keeping_up(self, holds: Mapping[str, Bits]) -> list[Bits]:
+    def _without_stragglers(self, holds: Mapping[str, Bits]) -> list[Bits]:
         """Returns what the receivers hold that are no stragglers; counts what was delivered to them."""
         sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
         # Of two receivers, each is behind by a window now and then.
@@ -203,9 +203,9 @@ class InFlightWindow:
         self._delivered += new / max(1, len(self._counts))
         return [holds[name] for name in self._counts]
 
-    def _learn(self, chunk: _Chunk, age: float) -> None:
+    def _sample(self, chunk: _Chunk, age: float) -> None:
         """Takes in how long a chunk was under way. One that was sent again may have come by the first time."""
-        if chunk.tree is None or chunk.again:
+        if chunk.tree is None or chunk.is_resent:
             return
         tree = self._trees[chunk.tree]
         path = tree.path
@@ -229,11 +229,11 @@ class InFlightWindow:
         # Receivers tell what they hold after a while only.
         return min(config.latency_most, max(config.have_delay_pushed, latency))
 
-    def _count(self, chunk: _Chunk, more: float) -> None:
-        self._under_way += more
+    def _add_in_flight(self, chunk: _Chunk, more: float) -> None:
+        self._in_flight += more
         if chunk.tree is not None:
-            self._trees[chunk.tree].path.under_way += more
+            self._trees[chunk.tree].path.in_flight += more
 
     def _remove(self, index: int) -> None:
         chunk = self._chunks.pop(index)
-        self._count(chunk, -chunk.missing)
+        self._add_in_flight(chunk, -chunk.missing)

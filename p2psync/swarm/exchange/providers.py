@@ -48,7 +48,7 @@ class Providers:
         """A needed chunk came from a peer. Returns it as the peer owed it, if it did."""
         key, size = (chunk.manifest, chunk.index), len(chunk.data)
         mine = None
-        for name in transfer.gain(chunk.index):
+        for name in transfer.mark_held(chunk.index):
             owed = self._state.peers[name].download.drop(key)
             if name == peer.name:
                 mine = owed
@@ -89,7 +89,7 @@ class Providers:
     def seconds_left(self, now: float, without: Peer | None = None) -> float:
         """Returns how long the missing chunks take at the present rate; without: all but those that a peer owes. 0 if
         nothing comes."""
-        missing = sum(transfer.missing * transfer.typical for transfer in self._state.transfers.values())
+        missing = sum(transfer.missing * transfer.mean_chunk_bytes for transfer in self._state.transfers.values())
         rate = self.rate(now)
         if without is not None:
             missing -= without.download.nbytes
@@ -123,4 +123,4 @@ class Providers:
         """Returns how many chunks more a free parent may owe: what it was planned to send in a round trip and
         `free_horizon`, and two at least."""
         flow = self.planned_rate(peer) * (peer.download.round_trip + self._state.config.free_horizon)
-        return max(2, round(flow / transfer.typical)) - -(-peer.download.nbytes // transfer.typical)
+        return max(2, round(flow / transfer.mean_chunk_bytes)) - -(-peer.download.nbytes // transfer.mean_chunk_bytes)

@@ -37,22 +37,23 @@ _NEVER = float("inf")
 class Publication:
     """How far the publisher is with one manifest. Seconds.
 
-    waiting: chunks to send, in order. sent_at: when a chunk was last sent; heard_at: when a peer last said to hold one.
-    window: the chunks under way. revision, sent: the plan, and how many chunks went down each of its trees. room_at:
-    when the first hops of each tree last had room. unheard: chunks that were sent and that no peer says to hold, with
-    their tree and the time. usual: smoothed time until a peer holds a chunk.
+    unsent: chunks to send, in order. sent_at: when a chunk was last sent; confirmed_at: when a peer last announced one.
+    window: the chunks in flight. revision, sent: the plan, and how many chunks went down each of its trees.
+    planned_at: when the plan came. room_at: when the first hops of each tree last had room. unconfirmed: chunks that
+    were sent and that no peer announces, with their tree and the time. delivery_seconds: smoothed time until a peer
+    announces a chunk.
     """
 
-    waiting: deque[int]
+    unsent: deque[int]
     sent_at: float
     window: InFlightWindow
-    heard_at: float = -_NEVER
+    confirmed_at: float = -_NEVER
     revision: int = 0
     planned_at: float = 0.0
     sent: list[int] = field(default_factory=list)
     room_at: list[float] = field(default_factory=list)
-    unheard: dict[int, tuple[int, float]] = field(default_factory=dict)
-    usual: float = 0.0
+    unconfirmed: dict[int, tuple[int, float]] = field(default_factory=dict)
+    delivery_seconds: float = 0.0
 
     def follow(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
         """Counts shares from here if this is another plan. first_hops: of each tree."""
@@ -70,7 +71,7 @@ class Publication:
         for tree in ready:
             self.room_at[tree] = now
         moving = [tree for tree, at in enumerate(self.room_at) if now - at < config.stalled_after]
-        slow = self.window.slow_trees(moving, len(self.waiting))
+        slow = self.window.slow_trees(moving, len(self.unsent))
         moving = [tree for tree in moving if tree not in slow]
         sent, share = (sum(values[tree] for tree in moving) for values in (self.sent, shares))
         most = {tree: (1 + config.ahead) * (sent + 1) * shares[tree] / share + 1 for tree in moving}
@@ -84,11 +85,11 @@ class Publication:
 
     def held_by_peer(self, chunks: Iterable[int], now: float) -> None:
         """A peer says to hold chunks that were sent."""
-        self.heard_at = now
+        self.confirmed_at = now
         for index in chunks:
-            sent = self.unheard.pop(index, None)
+            sent = self.unconfirmed.pop(index, None)
             if sent is not None:
-                self.usual += (now - sent[1] - self.usual) / 8
+                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) / 8
 
 
 class PublisherSender:
@@ -108,9 +109,9 @@ class PublisherSender:
         """
         held = np.flatnonzero(transfer.held).tolist()
         if self._state.trees.is_publisher and held:
-            transfer.silent = True
+            transfer.unannounced = True
             self._publications[short] = Publication(deque(held), now, self._window(transfer))
-            self.next_wake = min(self.next_wake, now + self._state.config.look_every)
+            self.next_wake = min(self.next_wake, now + self._state.config.poll_interval)
             self.send(now)
 
     def end(self, short: bytes) -> None:
@@ -125,7 +126,7 @@ class PublisherSender:
             sent = [index for index in chunks if index in self._state.transfers[short].tags]
             if sent:
                 publication.held_by_peer(sent, now)
-            self._tell_if_over(short, publication, now)
+            self._announce_if_over(short, publication, now)
 
     def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
         """A peer says to hold these chunks (flags)."""
@@ -142,7 +143,7 @@ class PublisherSender:
         """A first hop is gone: chunks that it alone may have go down another tree."""
         for short, publication in self._publications.items():
             trees = {tree for tree, hops in enumerate(self._state.trees.children) if name in hops}
-            lost = [index for index, (tree, _) in publication.unheard.items() if tree in trees]
+            lost = [index for index, (tree, _) in publication.unconfirmed.items() if tree in trees]
             self._send_again(short, publication, lost)
         self.send(now)
 
@@ -152,15 +153,15 @@ class PublisherSender:
             return
         for short, publication in list(self._publications.items()):
             self._send_again(short, publication, self._overdue(short, publication, now))
-            self._tell_if_over(short, publication, now)
+            self._announce_if_over(short, publication, now)
         self.send(now)
         config, wakes = self._state.config, [_NEVER]
         for short, publication in self._publications.items():
-            if self._state.transfers[short].silent:
-                wakes.append(max(publication.sent_at, publication.heard_at) + config.tell_after)
-            wakes += [at + self._again_after(publication) for _, at in publication.unheard.values()]
-            if publication.waiting and self._takers(short):
-                wakes.append(now + config.look_every)
+            if self._state.transfers[short].unannounced:
+                wakes.append(max(publication.sent_at, publication.confirmed_at) + config.announce_after)
+            wakes += [at + self._resend_after(publication) for _, at in publication.unconfirmed.values()]
+            if publication.unsent and self._takers(short):
+                wakes.append(now + config.poll_interval)
         self.next_wake = max(now + 0.01, min(wakes))
 
     # ---- sending ---------------------------------------------------------------------------------------------------
@@ -169,20 +170,20 @@ class PublisherSender:
         """Sends the chunks that there is room for, manifest by manifest."""
         plan = self._state.trees.plan
         for short, publication in self._publications.items():
-            if plan is not None and publication.waiting:
+            if plan is not None and publication.unsent:
                 self._send(short, publication, plan, now)
 
     def _send(self, short: bytes, publication: Publication, plan: NodePlan, now: float) -> None:
         state, transfer = self._state, self._state.transfers[short]
-        publication.follow(plan, state.trees.children, transfer.typical, now)
+        publication.follow(plan, state.trees.children, transfer.mean_chunk_bytes, now)
         if publication.window.is_due(now):
             publication.window.update(self._held(short, transfer), now)
         if publication.window.is_full:
             return
         takers = self._takers(short)
         hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
-        while publication.waiting:
-            index = publication.waiting[0]
+        while publication.unsent:
+            index = publication.unsent[0]
             trees = [tree for tree in hops if hops[tree]]
             # A chunk that is sent again goes another way, if there is one.
             others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
@@ -190,17 +191,17 @@ class PublisherSender:
             tree = publication.next_tree(ready, plan.shares, state.config, now)
             if tree is None:
                 return
-            publication.waiting.popleft()
+            publication.unsent.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             publication.sent[tree] += 1
             publication.sent_at = now
             publication.window.sent(index, tree, now)
             given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
             if any(given):
-                publication.unheard[index] = (tree, now)
-                self.next_wake = min(self.next_wake, now + self._again_after(publication))
+                publication.unconfirmed[index] = (tree, now)
+                self.next_wake = min(self.next_wake, now + self._resend_after(publication))
             # A first hop that has not subscribed yet takes no more than a little.
-            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.takes(short)}
+            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.accepts_pushes(short)}
 
     def _window(self, transfer: Transfer) -> InFlightWindow:
         """Returns the in-flight window of a manifest: a small one may be under way as a whole."""
@@ -220,39 +221,40 @@ class PublisherSender:
 
     def _takers(self, short: bytes) -> set[str]:
         peers = self._state.peers
-        return {name for name in self._state.trees.all_children if name in peers and peers[name].upload.takes(short)}
+        children = self._state.trees.all_children & peers.keys()
+        return {name for name in children if peers[name].upload.accepts_pushes(short)}
 
-    def _again_after(self, publication: Publication) -> float:
+    def _resend_after(self, publication: Publication) -> float:
         config = self._state.config
-        return max(config.again_after, config.again_times * publication.usual)
+        return max(config.resend_after, config.resend_factor * publication.delivery_seconds)
 
     def _overdue(self, short: bytes, publication: Publication, now: float) -> list[int]:
         """Returns chunks that no peer holds for long and that other first hops can get: a slow one needs no copy."""
         takers, children = self._takers(short), self._state.trees.children
         hops = [takers.intersection(names) for names in children]
         overdue = []
-        for index, (tree, at) in publication.unheard.items():
-            if now - at >= self._again_after(publication):
+        for index, (tree, at) in publication.unconfirmed.items():
+            if now - at >= self._resend_after(publication):
                 given = hops[tree] if tree < len(hops) else set()
                 if any(names and names != given for names in hops):
                     overdue.append(index)
                 else:
-                    publication.unheard[index] = (tree, now)
+                    publication.unconfirmed[index] = (tree, now)
         return overdue
 
     def _send_again(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
         """Puts chunks before all others; first hops that were given one and do not hold it may be given it again."""
         for index in sorted(chunks, reverse=True):
-            publication.unheard.pop(index, None)
-            publication.waiting.appendleft(index)
+            publication.unconfirmed.pop(index, None)
+            publication.unsent.appendleft(index)
         for peer in self._state.peers.values():
-            peer.upload.take_back(short, chunks)
+            peer.upload.allow_repush(short, chunks)
 
-    def _tell_if_over(self, short: bytes, publication: Publication, now: float) -> None:
-        transfer, over = self._state.transfers[short], not publication.waiting and not publication.unheard
-        quiet = now - max(publication.sent_at, publication.heard_at) >= self._state.config.tell_after
-        if transfer.silent and (over or quiet):
-            transfer.silent = False
+    def _announce_if_over(self, short: bytes, publication: Publication, now: float) -> None:
+        transfer, over = self._state.transfers[short], not publication.unsent and not publication.unconfirmed
+        quiet = now - max(publication.sent_at, publication.confirmed_at) >= self._state.config.announce_after
+        if transfer.unannounced and (over or quiet):
+            transfer.unannounced = False
             for name in self._state.peers:
                 self._forwarding.announce_all(name, transfer, short)
         if over:

@@ -30,7 +30,7 @@ class Repair:
             if peer.download.owed and self._is_late(peer, now)
         }
         for name in sorted(waits, key=waits.__getitem__, reverse=True):
-            self._ask_others(self._state.peers[name], now)
+            self._request_from_others(self._state.peers[name], now)
 
     def _give_up(self, now: float) -> None:
         """Gives up chunks that were owed for far too long, whoever else holds them."""
@@ -44,7 +44,7 @@ class Repair:
             if late:
                 peer.download.timed_out()
 
-    def _ask_others(self, peer: Peer, now: float) -> None:
+    def _request_from_others(self, peer: Peer, now: float) -> None:
         """Requests the last chunks that a peer owes of others, too."""
         download = peer.download
         wait, left, nbytes = download.wait(now), download.nbytes, download.nbytes
@@ -52,9 +52,9 @@ class Repair:
             expected = wait * left / nbytes
             left -= chunk.size
             transfer = self._state.transfers[short]
-            if index in transfer.second or transfer.provider.get(index) != peer.name:
+            if index in transfer.second_provider or transfer.provider.get(index) != peer.name:
                 continue
-            other = self._sooner(peer, (short, index), chunk.size, expected, now)
+            other = self._faster_provider(peer, (short, index), chunk.size, expected, now)
             if other is None:
                 break
             self._providers.request(other, transfer, [index], now)
@@ -73,24 +73,24 @@ class Repair:
         usual = first.size / (self._providers.planned_rate(peer) or config.prior_rate)
         return download.silence(now) > max(config.silent_after, 2 * (download.round_trip + usual))
 
-    def _sooner(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
+    def _faster_provider(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
         """Returns the holder that would bring a chunk soonest; None if it comes as soon (`expected` seconds) from the
         peer that owes it."""
-        anybody = self._is_silent(peer, now)
+        any_region = self._is_silent(peer, now)
         best, least = None, expected
         for other in self._state.peers.values():
             if other is peer or other.download.snubbed or not other.has(*key):
                 continue
             if other.download.backlog(now) > self._state.config.idle_backlog:
                 continue
-            wait = self._wait(other, key[0], size, now, anybody=anybody)
+            wait = self._wait(other, key[0], size, now, any_region=any_region)
             if wait < least:
                 best, least = other, wait
         return best
 
-    def _wait(self, other: Peer, short: bytes, size: int, now: float, *, anybody: bool) -> float:
+    def _wait(self, other: Peer, short: bytes, size: int, now: float, *, any_region: bool) -> float:
         """Returns the seconds until a holder would bring a chunk; infinite if it must not be asked."""
         wait = other.download.wait_for_another(size, now)
         if self._providers.is_free(other, short):
             return wait if self._providers.free_room(other, self._state.transfers[short]) > 0 else float("inf")
-        return wait if other.near or anybody else float("inf")
+        return wait if other.near or any_region else float("inf")

@@ -41,21 +41,21 @@ class RequestScheduler:
                 transfer.trees[index] = tag
                 if transfer.pushed and self._state.trees.parent_of(tag) == peer.name:
                     self._providers.announced(peer, transfer, index, now)
-        self._look_soon(now)
+        self._poll_soon(now)
         if not transfer.pushed:
             self.fill(peer, now)
 
     def arrived(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> bool:
         """A needed chunk came from a peer. Returns whether the peer pushed it."""
-        heard = float(transfer.heard[chunk.index])
+        available_since = float(transfer.available_since[chunk.index])
         owed = self._providers.arrived(peer, transfer, chunk, now)
         peer.download.credit = max(0, peer.download.credit - len(chunk.data))
         if not transfer.pushed or (owed is not None and owed.requested):
             return False
-        self._timeout.sample(max(0.0, now - heard))
+        self._timeout.sample(max(0.0, now - available_since))
         return True
 
-    def filled(self, peer: Peer, transfer: Transfer, now: float) -> None:
+    def refill(self, peer: Peer, transfer: Transfer, now: float) -> None:
         """A chunk that came has made room in a peer's window."""
         if transfer.complete:
             self.fill_all(now)
@@ -94,8 +94,9 @@ class RequestScheduler:
         for transfer in transfers:
             if not transfer.complete:
                 self._wake_at(min(transfer.backoff_until.values(), default=_NEVER))
-                if transfer.provider or (transfer.pushed and bool((transfer.open & (transfer.heard <= now)).any())):
-                    self._look_soon(now)
+                awaits_push = transfer.pushed and bool((transfer.open & (transfer.available_since <= now)).any())
+                if transfer.provider or awaits_push:
+                    self._poll_soon(now)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -117,8 +118,8 @@ class RequestScheduler:
             transfer = self._state.transfers[short]
             if transfer.complete:
                 continue
-            room = peer.download.window(transfer.typical, now) - peer.download.nbytes
-            count = min(MAX_REQUEST_CHUNKS, -(-room // transfer.typical))
+            room = peer.download.window(transfer.mean_chunk_bytes, now) - peer.download.nbytes
+            count = min(MAX_REQUEST_CHUNKS, -(-room // transfer.mean_chunk_bytes))
             if transfer.pushed and self._providers.is_free(peer, short):
                 count = min(count, self._providers.free_room(peer, transfer))
             if count <= 0:
@@ -127,7 +128,7 @@ class RequestScheduler:
             if candidates is None or not (candidates := candidates & theirs).any():
                 continue
             self._providers.request(peer, transfer, pick(candidates, transfer.rarity, transfer.spread, count), now)
-            self._look_soon(now)
+            self._poll_soon(now)
 
     def _candidates(self, peer: Peer, transfer: Transfer, short: bytes, now: float) -> Bits | None:
         """Returns flags of the chunks that may be requested of a peer; None: none."""
@@ -137,7 +138,7 @@ class RequestScheduler:
                 # The chunks come down the trees, later; requests would hold up those before them.
                 return None
             if self._providers.is_free(peer, short):
-                return candidates & (transfer.heard <= now - self._held_for)
+                return candidates & (transfer.available_since <= now - self._held_for)
             if not peer.near and self._providers.free_parents(short):
                 # Paths between regions share links, of which the free parents have a part.
                 return None
@@ -154,12 +155,12 @@ class RequestScheduler:
             return False
         lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
         since = now if lacks_parents or not transfer.pushed else now - self._held_for
-        return bool((transfer.open & (transfer.heard <= since)).any())
+        return bool((transfer.open & (transfer.available_since <= since)).any())
 
     def _overdue(self, transfer: Transfer, now: float) -> Bits:
         """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, or whose
         parent in their tree is not connected."""
-        overdue: Bits = transfer.open & (transfer.heard <= now - self._timeout.seconds)
+        overdue: Bits = transfer.open & (transfer.available_since <= now - self._timeout.seconds)
         if not self._state.trees.parents <= self._state.peers.keys():
             orphans = [index for index, tag in transfer.trees.items() if self._is_orphaned(tag)]
             overdue[orphans] = transfer.open[orphans]
@@ -172,20 +173,20 @@ class RequestScheduler:
     def _own_part(self, candidates: Bits, transfer: Transfer, now: float) -> Bits:
         """Returns flags of those of these chunks that this node fetches from other regions: its own part first, and
         then what another node of the region should have fetched by now."""
-        others = [peer.name for peer in self._state.peers.values() if peer.near and self._fetches(peer, transfer)]
+        others = [peer.name for peer in self._state.peers.values() if peer.near and self._is_fetching(peer, transfer)]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:
             self._wake_at(now + after)
         own: Bits = candidates & part_of(transfer.chunks, rank, 1 + len(others))
-        return own if own.any() else candidates & (transfer.heard <= now - after)
+        return own if own.any() else candidates & (transfer.available_since <= now - after)
 
-    def _fetches(self, peer: Peer, transfer: Transfer) -> bool:
+    def _is_fetching(self, peer: Peer, transfer: Transfer) -> bool:
         theirs = peer.holds.get(transfer.id[:SHORT_ID_BYTES])
         return theirs is not None and not theirs.all()
 
-    def _look_soon(self, now: float) -> None:
-        self._wake_at(now + self._state.config.look_every)
+    def _poll_soon(self, now: float) -> None:
+        self._wake_at(now + self._state.config.poll_interval)
 
     def _wake_at(self, when: float) -> None:
         self.next_wake = min(self.next_wake, when)

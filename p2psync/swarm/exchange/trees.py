@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from p2psync.protocol.plan import NodePlan
 
 #: Plans that are kept, the newest among them.
-_KEPT = 8
+_MAX_PLANS = 8
 _TREE_BITS = 16
 
 
@@ -54,7 +54,7 @@ class Trees:
         self.planned_from = plan.rates_from()
         self._by_revision.pop(plan.revision, None)
         self._by_revision[plan.revision] = _Positions(parents, self.children)
-        while len(self._by_revision) > _KEPT:
+        while len(self._by_revision) > _MAX_PLANS:
             del self._by_revision[next(iter(self._by_revision))]
 
     @property

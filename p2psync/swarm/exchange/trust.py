@@ -39,12 +39,12 @@ class Trust:
         """Returns when a peer may come back; before all time if it is not shut out."""
         return self._banned.get(name, -_NEVER)
 
-    def admit(self, name: str) -> int:
+    def peer_up(self, name: str) -> int:
         """A peer that is not shut out comes. Returns the useless bytes that it sent when it was here last."""
         self._banned.pop(name, None)
         return self._surplus.pop(name, (0, 0.0))[0]
 
-    def leaves(self, peer: Peer, now: float) -> None:
+    def peer_down(self, peer: Peer, now: float) -> None:
         """A peer is gone."""
         recent = now - self._config.ban
         self._surplus = {name: account for name, account in self._surplus.items() if account[1] > recent}
@@ -58,7 +58,7 @@ class Trust:
         self._banned[name] = until
         return until
 
-    def sent_useless(self, peer: Peer, size: int) -> bool:
+    def add_useless_bytes(self, peer: Peer, size: int) -> bool:
         """A peer sent so many bytes that nobody asked it for. Returns whether it is to be banned."""
         peer.surplus += size
         if peer.surplus > self._config.surplus_most:

@@ -49,9 +49,9 @@ class UploadScheduler:
     def push(self, name: str, transfer: Transfer, short: bytes, index: int, now: float) -> bool:
         """Queues a held chunk for a peer; returns False if the peer does not take it, has it, or was given it."""
         peer = self._state.peers.get(name)
-        if peer is None or not peer.upload.takes(short) or peer.has(short, index):
+        if peer is None or not peer.upload.accepts_pushes(short) or peer.has(short, index):
             return False
-        if peer.upload.was_given(short, index):
+        if peer.upload.was_pushed(short, index):
             return False
         peer.upload.push(short, index, transfer.chunks, transfer.manifest.sizes[index], now)
         self.serve(peer, now)
@@ -59,7 +59,7 @@ class UploadScheduler:
 
     def has_room(self, peer: Peer, transfer: Transfer) -> bool:
         """Returns whether little waits for this peer, so that a chunk pushed now leaves soon."""
-        return len(peer.upload.pushes) * transfer.typical < self._state.config.push_room
+        return len(peer.upload.pushes) * transfer.mean_chunk_bytes < self._state.config.push_room
 
     def backlog(self) -> float:
         """Returns the seconds for which the uplink is busy with what waits here; 0 where it does not bind."""
@@ -69,7 +69,7 @@ class UploadScheduler:
         transfers = self._state.transfers
         return (
             sum(
-                transfers[key[0]].typical
+                transfers[key[0]].mean_chunk_bytes
                 for peer in self._state.peers.values()
                 for queue in (peer.upload.requested, peer.upload.pushes)
                 for key in queue
@@ -86,7 +86,7 @@ class UploadScheduler:
                 self._waiting[peer.name] = None
                 self.next_wake = min(self.next_wake, self._next_turn(now))
                 return
-            self._send_one(peer, now)
+            self._send_next(peer, now)
 
     def poll(self, now: float) -> None:
         """Hands out chunks one after the other, as long as the bucket allows."""
@@ -97,7 +97,7 @@ class UploadScheduler:
             del self._waiting[name]
             peer = self._state.peers.get(name)
             if peer is not None and self._can_send(peer):
-                self._send_one(peer, now)
+                self._send_next(peer, now)
                 if self._can_send(peer):
                     self._waiting[name] = None
         self.next_wake = self._next_turn(now) if self._waiting else _NEVER
@@ -133,24 +133,24 @@ class UploadScheduler:
         """Returns the bytes that may be on their way to the kernel: two chunks, so that one follows the other, or one
         for each connection, where each carries little; or some more."""
         config = self._state.config
-        for_each = min(config.flush_most, peer.upload.connections * transfer.typical)
-        return max(config.flush_limit, 2 * transfer.typical, for_each)
+        for_each = min(config.flush_most, peer.upload.connections * transfer.mean_chunk_bytes)
+        return max(config.flush_limit, 2 * transfer.mean_chunk_bytes, for_each)
 
-    def _send_one(self, peer: Peer, now: float) -> None:
+    def _send_next(self, peer: Peer, now: float) -> None:
         upload, transfers = peer.upload, self._state.transfers
         if upload.requested:
             # Most often there is one that never left.
             unsent = next((key for key in upload.requested if key[1] not in transfers[key[0]].sent), None)
             short, index = unsent or min(upload.requested, key=lambda key: transfers[key[0]].sent[key[1]])
             del upload.requested[(short, index)]
-            if not self._hand_out(peer, short, index, now):
+            if not self._send_chunk(peer, short, index, now):
                 self._state.send(peer.name, Reject(short, [index]))
         else:
             (short, index), _ = upload.pushes.popitem(last=False)
             if not peer.has(short, index):
-                self._hand_out(peer, short, index, now)
+                self._send_chunk(peer, short, index, now)
 
-    def _hand_out(self, peer: Peer, short: bytes, index: int, now: float) -> bool:
+    def _send_chunk(self, peer: Peer, short: bytes, index: int, now: float) -> bool:
         transfer = self._state.transfers.get(short)
         if transfer is None or not transfer.held[index]:
             return False
