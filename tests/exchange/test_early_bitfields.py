@@ -35,7 +35,7 @@ def test_early_words_of_one_peer_are_bounded() -> None:
     (peer,) = bench.swarm.peers
     for i in range(200):
         bench.say("a", Have(i.to_bytes(8, "big"), [(1 << 20) - 1]), 0.0)
-    assert len(peer.pending) <= 8
+    assert len(peer.pending._bitmaps) <= 8
     assert sum(len(bitmap) for bitmap in peer.pending._bitmaps.values()) <= 1 << 20
 
 

@@ -128,7 +128,7 @@ class Exchange:
             transfer.pushed = True
             # Pushes are waited for from now on, since whenever peers hold chunks.
             transfer.available_since[transfer.available_since < now] = now
-            self._requests.rest(now)
+            self._requests.wake_at(now)
 
     def end(self, id: bytes) -> None:
         """Neither fetches nor offers this manifest any longer."""
@@ -180,7 +180,7 @@ class Exchange:
             peer.upload.requested.pop((short, index), None)
             peer.upload.allow_repush(short, [index])
         transfer.reopen(now)
-        self._requests.rest(now + pause)
+        self._requests.wake_at(now + pause)
         self._requests.fill_all(now)
 
     # ---- plan ------------------------------------------------------------------------------------------------------

@@ -22,9 +22,6 @@ class PendingBitfields:
         self._bitmaps: OrderedDict[bytes, bytearray] = OrderedDict()
         self._nbytes = 0
 
-    def __len__(self) -> int:
-        return len(self._bitmaps)
-
     def put(self, short: bytes, bitmap: bytes | bytearray) -> None:
         """Keeps this as the peer's bitmap of a manifest."""
         self.pop(short)

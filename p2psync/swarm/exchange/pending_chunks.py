@@ -15,22 +15,17 @@ class PendingChunks:
 
     def __init__(self) -> None:
         self._chunks: OrderedDict[bytes, list[tuple[str, Chunk]]] = OrderedDict()
-        self._nbytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are kept now."""
-        return self._nbytes
+        self.nbytes = 0
 
     def put(self, peer: str, chunk: Chunk) -> None:
         """Keep a chunk."""
         self._chunks.setdefault(chunk.manifest, []).append((peer, chunk))
-        self._nbytes += len(chunk.data)
-        while self._nbytes > MAX_PENDING_CHUNK_BYTES:
+        self.nbytes += len(chunk.data)
+        while self.nbytes > MAX_PENDING_CHUNK_BYTES:
             self.pop(next(iter(self._chunks)))
 
     def pop(self, short: bytes) -> list[tuple[str, Chunk]]:
         """Forget what came of a manifest, and return it."""
         found = self._chunks.pop(short, [])
-        self._nbytes -= sum(len(chunk.data) for _, chunk in found)
+        self.nbytes -= sum(len(chunk.data) for _, chunk in found)
         return found

@@ -76,9 +76,9 @@ class RequestScheduler:
         """No chunk of this manifest is wanted any more."""
         self._providers.stop(transfer)
 
-    def rest(self, until: float) -> None:
-        """A lost chunk may be requested from then on."""
-        self._wake_at(until)
+    def wake_at(self, when: float) -> None:
+        """Makes `poll` due at this time at the latest."""
+        self.next_wake = min(self.next_wake, when)
 
     def poll(self, now: float) -> None:
         """Looks at what all peers owe, and requests what may be requested by now."""
@@ -93,7 +93,7 @@ class RequestScheduler:
         self.fill_all(now)
         for transfer in transfers:
             if not transfer.complete:
-                self._wake_at(min(transfer.backoff_until.values(), default=_NEVER))
+                self.wake_at(min(transfer.backoff_until.values(), default=_NEVER))
                 awaits_push = transfer.pushed and bool((transfer.open & (transfer.available_since <= now)).any())
                 if transfer.provider or awaits_push:
                     self._poll_soon(now)
@@ -177,7 +177,7 @@ class RequestScheduler:
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:
-            self._wake_at(now + after)
+            self.wake_at(now + after)
         own: Bits = candidates & part_of(transfer.chunks, rank, 1 + len(others))
         return own if own.any() else candidates & (transfer.available_since <= now - after)
 
@@ -186,7 +186,4 @@ class RequestScheduler:
         return theirs is not None and not theirs.all()
 
     def _poll_soon(self, now: float) -> None:
-        self._wake_at(now + self._state.config.poll_interval)
-
-    def _wake_at(self, when: float) -> None:
-        self.next_wake = min(self.next_wake, when)
+        self.wake_at(now + self._state.config.poll_interval)

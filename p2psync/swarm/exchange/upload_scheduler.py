@@ -84,7 +84,7 @@ class UploadScheduler:
         while self._can_send(peer):
             if self._waiting or not self.bucket.allows(now):
                 self._waiting[peer.name] = None
-                self.next_wake = min(self.next_wake, self._next_turn(now))
+                self.next_wake = min(self.next_wake, self.bucket.wakes_at(now))
                 return
             self._send_next(peer, now)
 
@@ -100,10 +100,7 @@ class UploadScheduler:
                 self._send_next(peer, now)
                 if self._can_send(peer):
                     self._waiting[name] = None
-        self.next_wake = self._next_turn(now) if self._waiting else _NEVER
-
-    def _next_turn(self, now: float) -> float:
-        return self.bucket.wakes_at(now)
+        self.next_wake = self.bucket.wakes_at(now) if self._waiting else _NEVER
 
     def _next_peer(self) -> str:
         """Returns the peer whose chunk leaves next: of requests and pushes by turns, of requests the peer that waited
