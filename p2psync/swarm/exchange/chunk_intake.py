@@ -1,4 +1,4 @@
-"""Chunks that come: verified, saved, pushed on and announced; or of no use, or wrong."""
+"""The intake of chunks: verifies, saves, forwards and announces each; bans the senders of wrong ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from p2psync.swarm.exchange.trust import BanPeer, Trust
 
 
 class ChunkIntake:
-    """The chunks that one node receives. Bytes: received; wasted: of no use; pushed: useful ones that parents pushed.
-    downlink: how fast they come. pending: chunks whose manifest is not known yet."""
+    """Handles the chunks that one node receives.
+
+    received_bytes: of all chunks; wasted_bytes: of useless and wrong ones; pushed_bytes: of useful ones that parents
+    pushed. downlink: the download rate. pending: chunks whose manifest is not known yet.
+    """
 
     def __init__(
         self,
@@ -37,21 +40,21 @@ class ChunkIntake:
         self.received_bytes = self.wasted_bytes = self.pushed_bytes = 0
 
     def receive(self, peer: Peer, chunk: Chunk, now: float) -> None:
-        """A chunk came from a peer; its manifest may not be known yet."""
+        """Handles a chunk from a peer; keeps a parent's chunk until its manifest is known."""
         size = len(chunk.data)
         self.received_bytes += size
         if not any(transfer.provider for transfer in self._transfers.values()):
             self.downlink.begin(now)
         self.downlink.arrived(size, now)
         if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._state.trees.parents:
-            # Its manifest is on its way; until then it counts as useless, so that no peer can send such for ever.
+            # The manifest should follow. Until then the chunk counts as useless, which limits what a peer can send.
             self._add_useless_bytes(peer, size, now)
             self.pending.put(peer.name, chunk)
         else:
             self.process(peer.name, chunk, now)
 
     def process(self, name: str, chunk: Chunk, now: float) -> None:
-        """A chunk came from a peer (name), and its manifest is known, or was never announced."""
+        """Verifies and accepts a chunk from a peer (name), if this node still needs it."""
         peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
         if peer is None:
             return
@@ -65,7 +68,7 @@ class ChunkIntake:
             self._ban(name, f"chunk {chunk.index} did not have the hash that the manifest signs", now, seconds)
 
     def _on_useless_chunk(self, peer: Peer, transfer: Transfer | None, chunk: Chunk, now: float) -> None:
-        """A chunk came that was cancelled too late, came from another peer before, or was never asked for."""
+        """Counts a chunk that was cancelled too late, is a duplicate, or was not requested."""
         size, credit = len(chunk.data), peer.download.credit
         self.wasted_bytes += size
         if transfer is not None:
@@ -91,7 +94,7 @@ class ChunkIntake:
         self._requests.refill(peer, transfer, now)
 
     def on_bad_chunk(self, peer: Peer, message: BadChunk, now: float) -> None:
-        """A peer accuses this node; it may lie, so that the store alone is believed."""
+        """Handles a report of wrong chunks: has the store verify them, since the peer may lie."""
         transfer = self._transfers.get(message.manifest)
         if transfer is None or not message.chunks or not self._trust.blame.may_recheck(peer.name, now):
             return

@@ -1,13 +1,14 @@
 """The chunk exchange of one node. Sans-I/O.
 
-The shell tells of peers (`peer_up`, `peer_down`), of messages (`receive`), of bytes that left (`flushed`), of the plan
-(`follow`) and of time (`poll`, no later than `next_wake`); after each it drains `actions` and carries them out. Time is
-in seconds of any monotonic clock; randomness comes from the generator given at the start: the same inputs give the same
-actions.
+The shell (sockets, or a simulator) calls the exchange for each event: peers (`peer_up`, `peer_down`), messages
+(`receive`), chunks that the kernel has taken (`flushed`), plans (`follow`) and time (`poll`, no later than
+`next_wake`). After each call it drains `actions` and carries them out. Times are in seconds of any monotonic clock;
+randomness comes from the generator passed in: the same inputs give the same actions.
 
-The publisher sends chunks down the plan's trees (`publisher_sender`), parents forward them (`forwarding`), and chunks
-that do not come so, or all of them where there is no plan, are requested (`request_scheduler`). All leave by the queues
-of the `upload_scheduler`. This module joins these parts, begins and ends transfers, and knows the peers.
+The publisher sends chunks down the plan's trees (`publisher_sender`), and parents forward them (`forwarding`). A node
+requests the chunks that no parent delivers, or all of them without a plan (`request_scheduler`). The
+`upload_scheduler` queues all chunks that a node sends. This module connects these parts, begins and ends transfers, and
+keeps the peers. Manifests, bans and figures have objects of their own: `gossip`, `trust`, `statistics`.
 """
 
 from __future__ import annotations
@@ -58,10 +59,13 @@ from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
 
 
 class Exchange:
-    """The chunk exchange of one node."""
+    """The chunk exchange of one node.
+
+    gossip: passes signed manifests down the trees. trust: the bans. statistics: the figures.
+    """
 
     def __init__(self, config: ExchangeConfig, rng: random.Random, name: str = "") -> None:
-        """name: under which this node's peers know it."""
+        """name: by which peers know this node."""
         self._config = config
         self._state = SwarmState(config, rng, name)
         self._transfers, self._peers = self._state.transfers, self._state.peers
@@ -80,10 +84,10 @@ class Exchange:
     # ---- transfers -------------------------------------------------------------------------------------------------
 
     def begin(self, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, now: float) -> None:
-        """Exchanges a manifest's chunks: announces `held`, fetches those `wanted` and not held (flags per chunk).
+        """Begins to exchange a manifest's chunks: announces `held`, fetches those `wanted` and not held (flags).
 
-        Beginning a known manifest again widens what is wanted, and takes the store's word on what is held. Emits
-        `Complete` at once if nothing is missing.
+        For a manifest that is exchanged already, adds to the wanted chunks, and marks chunks as lost that are not in
+        `held`. Emits `Complete` at once if no chunk is missing.
         """
         short = id[:SHORT_ID_BYTES]
         known = self._transfers.get(short)
@@ -104,7 +108,7 @@ class Exchange:
                 if peer.upload.accepts_next == manifest.base_digest:
                     peer.upload.presume_subscribed(short)
         if self._accepts == NO_VERSION and not transfer.complete:
-            self.accept_next(b"")  # the path to the newest version is chosen now
+            self.accept_next(b"")  # the follower has chosen a path to the newest version
         self._publisher.begin(transfer, short, now)
         for name in self._peers:
             self._forwarding.announce_all(name, transfer, short)
@@ -120,18 +124,18 @@ class Exchange:
         self._requests.fill_all(now)
 
     def _subscribe(self, short: bytes, transfer: Transfer, names: Iterable[str], now: float) -> None:
-        """Has a manifest's chunks pushed here by these parents, as far as they are connected."""
+        """Subscribes to a manifest's chunks at those of these parents that are connected."""
         connected = [name for name in sorted(names) if name in self._peers]
         for name in connected:
             self._state.send(name, Subscribe(short, True))
         if connected and not transfer.pushed:
             transfer.pushed = True
-            # Pushes are waited for from now on, since whenever peers hold chunks.
+            # The timeout of a push begins now, not when a peer announced the chunk.
             transfer.available_since[transfer.available_since < now] = now
             self._requests.wake_at(now)
 
     def end(self, id: bytes) -> None:
-        """Neither fetches nor offers this manifest any longer."""
+        """Stops fetching and offering this manifest."""
         short = id[:SHORT_ID_BYTES]
         transfer = self._transfers.get(short)
         self._haves.forget(short)
@@ -148,7 +152,7 @@ class Exchange:
             self._state.send(peer.name, DontHave(short))
 
     def stop_fetch(self, id: bytes) -> None:
-        """Fetches no more of this manifest; what is held of it is still offered."""
+        """Stops fetching this manifest; still offers its held chunks."""
         short = id[:SHORT_ID_BYTES]
         transfer = self._transfers.get(short)
         if transfer is None:
@@ -161,11 +165,11 @@ class Exchange:
         transfer.stop_fetch()
 
     def lost(self, id: bytes, index: int, now: float) -> None:
-        """The store does not hold a chunk after all (the disk was full, or damaged): it is fetched again, and peers are
-        told to wait for none.
+        """Fetches a chunk again that the store does not hold after all (a full or damaged disk), and rejects it at all
+        peers, so that none waits for it.
 
-        A chunk that is lost again and again is fetched after growing pauses: a disk that keeps nothing must not keep
-        the network busy for ever.
+        After each further loss of the same chunk the pause doubles: a disk that keeps no data must not load the network
+        for ever.
         """
         short, config = id[:SHORT_ID_BYTES], self._config
         transfer = self._transfers.get(short)
@@ -186,8 +190,11 @@ class Exchange:
     # ---- plan ------------------------------------------------------------------------------------------------------
 
     def accept_next(self, digest: bytes) -> None:
-        """The version of this digest is live here: parents push the next delta from it unasked. `NO_VERSION`: none is,
-        and they push the next anchor, until something is fetched here; empty: they push nothing unasked."""
+        """Asks the parents to push the next delta from the live version of this digest before this node subscribes.
+
+        `NO_VERSION`: no version is live, and they push the next anchor, until a fetch begins; empty: they push no
+        unsolicited chunks.
+        """
         self._accepts = digest
         self._send_accept_next(self._state.trees.parents)
 
@@ -197,7 +204,7 @@ class Exchange:
                 self._state.send(name, AcceptNext(self._accepts))
 
     def follow(self, plan: NodePlan, now: float) -> None:
-        """Makes this the plan."""
+        """Replaces the plan."""
         before = self._state.trees.parents
         self._state.trees.follow(plan)
         added = self._state.trees.parents - before
@@ -208,8 +215,7 @@ class Exchange:
         self._publisher.send(now)
 
     def set_upload_rate(self, rate: float) -> bool:
-        """Hands out so many bytes/s from now on, 0: as many as connections take. Returns whether anything had to wait
-        since the last call."""
+        """Limits uploads to bytes/s; 0: no limit. Returns whether the limit delayed a chunk since the last call."""
         bucket = self._uploads.bucket
         bucket.rate = rate
         limited, bucket.limited = bucket.limited, False
@@ -226,16 +232,17 @@ class Exchange:
 
     @property
     def peers(self) -> Iterable[Peer]:
-        """Those connected now."""
+        """The connected peers."""
         return self._peers.values()
 
     def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
-        """A peer is connected; returns False if it is banned and must be hung up on. publishes: it is a publisher.
+        """Adds a connected peer; returns False if it is banned and the shell must disconnect it. publishes: it is a
+        publisher.
 
-        To be called again for a connected peer when one more connection to it is greeted, or one of several is lost:
-        messages may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than
-        this node. What is held and wanted is told again, and nothing else changes. If the peer was started anew, call
-        `peer_down` first.
+        The shell calls this again for a connected peer when another connection to it is greeted, or one of several is
+        lost: messages may have been lost with a connection, or the peer may have noticed the loss of its last one
+        sooner than this node. The exchange then repeats its announcements and subscriptions, and changes nothing else.
+        For a peer that restarted, the shell calls `peer_down` first.
         """
         if self.trust.is_banned(name, now):
             return False
@@ -256,7 +263,7 @@ class Exchange:
         return True
 
     def peer_down(self, name: str, now: float) -> None:
-        """A peer is gone: no peer owes what it owed."""
+        """Removes a disconnected peer, and requests the chunks that it owed from others."""
         peer = self._peers.pop(name, None)
         if peer is None:
             return
@@ -268,13 +275,13 @@ class Exchange:
         self._requests.peer_down(peer, now)
 
     def set_connections(self, name: str, count: int) -> None:
-        """A peer has so many connections now."""
+        """Sets how many connections a peer has."""
         peer = self._peers.get(name)
         if peer is not None:
             peer.upload.connections = count
 
     def flushed(self, name: str, size: int, now: float) -> None:
-        """`size` bytes of chunks handed out for this peer have left: its connections have room again."""
+        """Frees `size` bytes of a peer's connections: the kernel has taken chunks of a `SendChunk`."""
         peer = self._peers.get(name)
         if peer is not None:
             peer.upload.flushing = max(0, peer.upload.flushing - size)
@@ -284,26 +291,26 @@ class Exchange:
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Does what time has made due."""
+        """Does all work that is due."""
         self._haves.poll(now)
         self._requests.poll(now)
         self._publisher.poll(now)
         self._uploads.poll(now)
 
     def next_wake(self) -> float:
-        """Returns when `poll` must be called next at the latest, if nothing else happens; infinite: never."""
+        """Returns the time of the next `poll` if no other event comes first; infinite: none is needed."""
         parts = self._haves, self._requests, self._publisher, self._uploads
         return min(part.next_wake for part in parts)
 
     def actions(self) -> list[Action]:
-        """Returns what is to be done now, in order, and empties the list."""
+        """Returns the actions for the shell, in order, and clears them."""
         done, self._state.actions = self._state.actions, []
         return done
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def receive(self, name: str, message: Message, now: float) -> None:
-        """A message came from a connected peer; messages of others are ignored."""
+        """Handles a message of a connected peer; ignores messages of others."""
         peer = self._peers.get(name)
         if peer is None:
             return
