@@ -1,7 +1,7 @@
-"""A whole node without I/O: membership, dials, the chunk exchange and, at an actor, the follower.
+"""The core of a node: membership, dials, the chunk exchange and, at an actor, the follower. Sans-I/O.
 
-The shell (sockets and an engine, or the simulator) tells of what happened and carries out `actions`. This file decides
-nothing about chunks or versions itself; it wires the parts together.
+The shell (sockets and an engine, or the simulator) passes events in and carries out `actions`. This module connects the
+parts; it makes no decision on chunks or versions itself.
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ class NodeCore:
         self.follower = follower
         #: This node's part of the plan, None before the first.
         self.plan: NodePlan | None = None
-        # Epoch and version of the newest that was published here.
+        # Epoch and version of the newest manifest that this node published.
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None:
             self._connect(follower)
 
     def listening(self, port: int) -> None:
-        """Sets the port at which peers reach this node (0: none); comes before the first `poll`."""
+        """Sets the port at which peers reach this node (0: none). Comes before the first `poll`."""
         self.info = self.membership.info = self.dialer.info = msgspec.structs.replace(self.info, port=port)
 
     def _connect(self, follower: Follower) -> None:
-        """Has the hub and peers learn what is live here, and what is not."""
+        """Has the follower report its live version to the hub and to parents."""
         self.membership.why_waiting = lambda: follower.waiting_reason
         follower.on_live, follower.on_rejected, follower.on_lost = self._live, self.membership.rejected, self.swarm.lost
         if follower.position is not None:
@@ -87,14 +87,14 @@ class NodeCore:
     # ---- hub -------------------------------------------------------------------------------------------------------
 
     def hub_answered(self, call: HubCall, result: HubResult, now: float) -> View | None:
-        """A call to the hub ended, with an error or what the hub gave (None: its view is unchanged).
+        """Handles the hub's answer to a call: a result, an error, or None for an unchanged view.
 
-        Returns the whole view if it changed. Raises `FormatError` for a plan that no planner makes.
+        Returns the whole view if it changed. Raises `FormatError` for an inconsistent plan.
         """
         if isinstance(result, LeaseError) and not isinstance(call, CallPlan):
             self.membership.lease_lost(now)
         elif isinstance(result, P2PSyncError):
-            # A plan's lease is not concluded from: the next renewal tells what became of it.
+            # A lost lease in a call for the plan does not end the membership: the next renewal shows its state.
             self.membership.failed(call, now)
         elif isinstance(result, NodePlan):
             self.planned(result, now)
@@ -106,7 +106,7 @@ class NodeCore:
         return None
 
     def viewed(self, view: View | None, now: float) -> View | None:
-        """The long poll of the view ended; see `MembershipClient.viewed`."""
+        """Handles the answer to the long poll of the view; see `MembershipClient.viewed`."""
         whole = self.membership.viewed(view, now)
         if whole is not None:
             self._actions += self.dialer.members_changed(whole.members, now)
@@ -118,7 +118,7 @@ class NodeCore:
         return whole
 
     def planned(self, plan: NodePlan, now: float) -> None:
-        """The hub gave this node's part of the plan. Raises `FormatError` for one that no planner makes."""
+        """Follows this node's part of a new plan. Raises `FormatError` for an inconsistent one."""
         plan.check()
         self.membership.planned(plan.revision, now)
         self.plan = plan
@@ -128,10 +128,11 @@ class NodeCore:
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, region: str, now: float) -> bool:
-        """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
+        """Adds a peer whose connection is greeted. Returns False if the shell must close the connection: the peer is
+        banned or this node itself, or the node has no room for another peer.
 
-        To be called again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
-        peer was started anew, call `peer_down` first.
+        The shell calls this again for each further connection, and when one of several is lost: see `Exchange.peer_up`.
+        For a peer that restarted, it calls `peer_down` first.
         """
         publishes = self.dialer.is_publisher(name)
         if not self.dialer.takes(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
@@ -141,24 +142,27 @@ class NodeCore:
         return True
 
     def peer_down(self, name: str, now: float) -> None:
-        """The last connection to a peer is gone."""
+        """Removes a peer whose last connection is closed."""
         self.traffic.peer_down(name, now)
         self.dialer.lost(name, now)
 
     def dial_failed(self, name: str, now: float) -> None:
-        """A dialled member did not answer."""
+        """Handles a failed dial."""
         self.dialer.failed(name, now)
         self.traffic.dial_failed(name)
 
     def receive(self, name: str, message: Message, now: float) -> bool:
-        """A message of a peer that is up. Returns whether it was for the exchange, which is to be polled then."""
+        """Handles a peer's message. Returns whether it was for the exchange, which the shell polls then."""
         return self.traffic.receive(name, message, now)
 
     # ---- chunks and versions ---------------------------------------------------------------------------------------
 
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float, signed: bytes = b"") -> None:
-        """Serves what the store holds of a manifest. signed: the signed manifest, of a version that was just published
-        here: peers in the plan are told before the hub tells them."""
+        """Offers the stored chunks of a manifest to peers.
+
+        signed: the signed manifest, if this node has just published it; its children in the plan receive it before the
+        hub announces it.
+        """
         if signed:
             self.traffic.transfer_begins(manifest)
         if signed and (manifest.epoch, manifest.version) > self._published:
@@ -170,7 +174,7 @@ class NodeCore:
             self.follower.manifest(id.hex(), manifest, now)
 
     def manifest_verified(self, verify: VerifyManifest, manifest: Manifest, now: float) -> bool:
-        """A manifest from a peer has a trusted signature. Returns whether it is new: to be kept then."""
+        """Handles a peer's manifest with a trusted signature. Returns whether it is new, and must be stored."""
         announcement = to_announcement(manifest, verify.id, len(verify.signed))
         taken = self.follower is not None and self.follower.peer_announced(announcement, manifest, now)
         if taken:
@@ -179,23 +183,23 @@ class NodeCore:
         return taken
 
     def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
-        """A manifest from a peer has no trusted signature."""
+        """Handles a peer's manifest without a trusted signature: bans the peer."""
         self.swarm.gossip.rejected(verify, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
-        """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
+        """Begins a `Fetch` once the store is ready. held: chunks that it holds already (flags)."""
         self.traffic.transfer_begins(action.step.manifest)
         wanted = np.zeros(action.step.manifest.chunks, np.bool_)
         wanted[list(action.wanted)] = True
         self.swarm.begin(action.step.id, action.step.manifest, held, wanted, now)
 
     def saved(self, action: Save) -> None:
-        """The store keeps a chunk now."""
+        """Reports a chunk as stored to the follower."""
         if self.follower is not None:
             self.follower.saved(action.id, action.index)
 
     def store_failed(self, id: bytes, message: str, now: float) -> None:
-        """The store could not keep a manifest's chunks: stop fetching it, and try the whole path again later."""
+        """Stops fetching a manifest whose chunks the store cannot keep; the follower retries the whole path later."""
         self.swarm.end(id)
         if self.follower is not None:
             self.follower.store_failed(message, now)
@@ -203,7 +207,7 @@ class NodeCore:
     # ---- time and output -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Does what time has made due."""
+        """Does all work that is due."""
         self.membership.fetch_rate = self.swarm.statistics.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
@@ -213,16 +217,16 @@ class NodeCore:
             self._actions += self.dialer.poll(now)
 
     def next_wake(self, now: float) -> float:
-        """Returns when `poll` must be called next at the latest."""
+        """Returns the time of the next `poll` if no other event comes first."""
         return max(now, min(self.next_wake_except_exchange(), self.swarm.next_wake()))
 
     def next_wake_except_exchange(self) -> float:
-        """Returns the same of all but the exchange: if nothing but its inputs came, `swarm.poll` will do until then."""
+        """Returns the same without the exchange. Until then, after inputs of the exchange, `swarm.poll` suffices."""
         wake = min(self.membership.next_wake(), self.dialer.wake)
         return wake if self.follower is None else min(wake, self.follower.next_wake())
 
     def actions(self) -> list[NodeAction]:
-        """Returns what is to be done now, in order, and empties the list."""
+        """Returns the actions for the shell, in order, and clears them."""
         done, self._actions = self._actions, []
         for action in self.swarm.actions():
             if isinstance(action, Ban):

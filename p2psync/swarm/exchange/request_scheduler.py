@@ -1,8 +1,8 @@
-"""The request scheduler: which chunks that nobody owes are requested of which peer.
+"""The request scheduler: decides which chunks that no peer owes a node requests, and of which peer.
 
-Chunks are requested over windows, the rarest first: at once where no parent pushes the manifest's chunks here.
-Otherwise a chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). A parent
-that has brought its own part is asked sooner, for what others were to bring.
+It fills a window for each peer, rarest chunks first: at once if no parent pushes the manifest's chunks. Otherwise a
+chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). Of a free parent
+(`Providers.is_free`), which has pushed its own part, the scheduler requests chunks of other parents sooner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = float("inf")
 
 
 class RequestScheduler:
-    """The requests of one node. `poll` is due at `next_wake`."""
+    """Schedules the requests of one node. `poll` is due at `next_wake`."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
@@ -33,7 +33,7 @@ class RequestScheduler:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def announced(self, peer: Peer, transfer: Transfer, chunks: list[int], tags: list[int], now: float) -> None:
-        """A peer says to hold more chunks. tags: of each, the tree that it came down there; empty: none."""
+        """Handles an announcement of a peer. tags: the tree that each chunk came down at the peer; empty: none."""
         if transfer.complete:
             return
         for index, tag in zip(chunks, tags, strict=False):
@@ -46,7 +46,7 @@ class RequestScheduler:
             self.fill(peer, now)
 
     def arrived(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> bool:
-        """A needed chunk came from a peer. Returns whether the peer pushed it."""
+        """Handles a needed chunk from a peer; returns whether the peer pushed it."""
         available_since = float(transfer.available_since[chunk.index])
         owed = self._providers.arrived(peer, transfer, chunk, now)
         peer.download.credit = max(0, peer.download.credit - len(chunk.data))
@@ -56,24 +56,24 @@ class RequestScheduler:
         return True
 
     def refill(self, peer: Peer, transfer: Transfer, now: float) -> None:
-        """A chunk that came has made room in a peer's window."""
+        """Requests more chunks after one that a peer delivered."""
         if transfer.complete:
             self.fill_all(now)
         elif not transfer.pushed:
             self.fill(peer, now)
 
     def peer_down(self, peer: Peer, now: float) -> None:
-        """A peer is gone, and owes nothing any more."""
+        """Requests the chunks that a disconnected peer owed of others."""
         for short, index in peer.download.owed:
             self._state.transfers[short].unassign(index, peer.name)
         self.fill_all(now)
 
     def release(self, peer: Peer, transfer: Transfer, index: int) -> None:
-        """A peer does not owe this chunk any more, if it did."""
+        """Removes a peer as the provider of a chunk, if it is one."""
         self._providers.release(peer, transfer, index)
 
     def stop(self, transfer: Transfer) -> None:
-        """No chunk of this manifest is wanted any more."""
+        """Cancels all requests and pushes of a manifest."""
         self._providers.stop(transfer)
 
     def wake_at(self, when: float) -> None:
@@ -81,7 +81,7 @@ class RequestScheduler:
         self.next_wake = min(self.next_wake, when)
 
     def poll(self, now: float) -> None:
-        """Looks at what all peers owe, and requests what may be requested by now."""
+        """Repairs late downloads, and requests all chunks that may be requested by now, if due."""
         if now < self.next_wake:
             return
         self.next_wake = _NEVER
@@ -101,8 +101,10 @@ class RequestScheduler:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def fill_all(self, now: float) -> None:
-        """Requests what may be requested now, of near peers first, and of publishers last: a chunk should not cross a
-        long link, or the publisher's uplink, where it can be had beside."""
+        """Requests all chunks that may be requested now, of near peers first, and of publishers last.
+
+        A chunk should not cross a long link, or the publisher's uplink, if a near peer has it.
+        """
         if not any(self._may_request(transfer, now) for transfer in self._state.transfers.values()):
             return
 
@@ -113,7 +115,7 @@ class RequestScheduler:
             self.fill(peer, now)
 
     def fill(self, peer: Peer, now: float) -> None:
-        """Requests as many chunks of a peer as its window has room for."""
+        """Fills a peer's window with requests."""
         for short, theirs in peer.holds.items():
             transfer = self._state.transfers[short]
             if transfer.complete:
@@ -131,23 +133,23 @@ class RequestScheduler:
             self._poll_soon(now)
 
     def _candidates(self, peer: Peer, transfer: Transfer, short: bytes, now: float) -> Bits | None:
-        """Returns flags of the chunks that may be requested of a peer; None: none."""
+        """Returns flags of the chunks that this node may request of a peer; None: none."""
         candidates: Bits = transfer.open
         if transfer.pushed:
             if peer.download.backlog(now) > self._state.config.idle_backlog:
-                # The chunks come down the trees, later; requests would hold up those before them.
+                # The peer will push the chunks later; requests would delay the pushes before them.
                 return None
             if self._providers.is_free(peer, short):
                 return candidates & (transfer.available_since <= now - self._held_for)
             if not peer.near and self._providers.free_parents(short):
-                # Paths between regions share links, of which the free parents have a part.
+                # Paths between regions share links, and the plan gave a part of them to the free parents.
                 return None
             candidates = self._overdue(transfer, now)
         return candidates if peer.near or not candidates.any() else self._own_part(candidates, transfer, now)
 
     @property
     def _held_for(self) -> float:
-        """Seconds for which some peer must have held a chunk for a free parent to be asked for it."""
+        """Seconds after its first announcement at which a free parent may be asked for a chunk."""
         return min(self._state.config.held_for, self._timeout.seconds)
 
     def _may_request(self, transfer: Transfer, now: float) -> bool:
@@ -158,8 +160,9 @@ class RequestScheduler:
         return bool((transfer.open & (transfer.available_since <= since)).any())
 
     def _overdue(self, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, or whose
-        parent in their tree is not connected."""
+        """Returns flags of the overdue pushes: chunks that no peer owes, and that a peer announced a timeout ago, or
+        whose parent in their tree is not connected.
+        """
         overdue: Bits = transfer.open & (transfer.available_since <= now - self._timeout.seconds)
         if not self._state.trees.parents <= self._state.peers.keys():
             orphans = [index for index, tag in transfer.trees.items() if self._is_orphaned(tag)]
@@ -171,8 +174,9 @@ class RequestScheduler:
         return bool(parent) and parent not in self._state.peers
 
     def _own_part(self, candidates: Bits, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of those of these chunks that this node fetches from other regions: its own part first, and
-        then what another node of the region should have fetched by now."""
+        """Returns flags of the candidates that this node fetches from other regions: its own part first, and then the
+        chunks that another node of the region should have fetched by now.
+        """
         others = [peer.name for peer in self._state.peers.values() if peer.near and self._is_fetching(peer, transfer)]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)

@@ -15,7 +15,11 @@ from p2psync.swarm.exchange.trees import Trees
 
 @dataclass(slots=True)
 class SwarmState:
-    """node: this node's name. transfers: by the manifest's short id. peers: those connected, by name."""
+    """The shared state of one exchange.
+
+    node: this node's name. transfers: by the manifest's short id. peers: the connected ones, by name. actions: for the
+    shell, in order. trees: this node's positions in the plan.
+    """
 
     config: ExchangeConfig
     rng: random.Random
@@ -30,6 +34,6 @@ class SwarmState:
         self.actions.append(Send(name, message))
 
     def cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
-        """Tells a peer that these chunks are not needed from it."""
+        """Cancels chunks of a manifest (short id) at a peer."""
         for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
             self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST_CHUNKS]))

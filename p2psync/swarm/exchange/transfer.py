@@ -1,4 +1,4 @@
-"""One manifest's chunks at this node: which are held, which peer owes each, how rare each is among the peers."""
+"""One manifest's chunks at this node: which it holds, which peer owes each, how rare each is among the peers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Transfer:
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
-        """`held`, `wanted`: one flag per chunk; what is held is not needed."""
+        """Returns a new transfer that needs the wanted chunks that are not held. held, wanted: flags per chunk."""
         n, needed = manifest.chunks, wanted & ~held
         return cls(
             id=id,
@@ -70,7 +70,7 @@ class Transfer:
         )
 
     def widen(self, held: Bits, wanted: Bits) -> None:
-        """More is wanted, or held, than before."""
+        """Adds held and wanted chunks (flags)."""
         self.held |= held
         more = wanted & ~self.held & ~self.needed
         self.needed = (self.needed | more) & ~self.held
@@ -78,7 +78,7 @@ class Transfer:
         self.missing = int(self.needed.sum())
 
     def stop_fetch(self) -> None:
-        """No chunk is wanted any more."""
+        """Marks all chunks as not needed."""
         self.needed[:] = False
         self.open[:] = False
         self.missing = 0
@@ -86,7 +86,7 @@ class Transfer:
 
     @property
     def complete(self) -> bool:
-        """Whether no chunk is needed any more."""
+        """Whether no chunk is needed."""
         return not self.missing
 
     @property
@@ -99,7 +99,7 @@ class Transfer:
         return 0 <= index < self.chunks and bool(self.needed[index])
 
     def add_holder(self, theirs: Bits, chunks: list[int], now: float) -> list[int]:
-        """A peer that held `theirs` (flags; set here) holds these chunks, too. Returns those that are new."""
+        """Adds chunks to a peer's flags (`theirs`, changed in place) and to the rarity. Returns the new ones."""
         if len(chunks) < _FEW:
             new = []
             for index in chunks:
@@ -117,12 +117,12 @@ class Transfer:
         return new
 
     def assign(self, index: int, peer: str) -> None:
-        """A peer owes this needed chunk, too if another one does."""
+        """Makes a peer the provider of a needed chunk, or its second one."""
         (self.second_provider if index in self.provider else self.provider)[index] = peer
         self.open[index] = False
 
     def unassign(self, index: int, peer: str) -> None:
-        """A peer does not owe this chunk any more, if it did."""
+        """Removes a peer as a provider of a chunk, if it is one."""
         if self.second_provider.get(index) == peer:
             del self.second_provider[index]
         elif self.provider.get(index) == peer:
@@ -138,7 +138,7 @@ class Transfer:
         return [owed[index] for owed in (self.provider, self.second_provider) if index in owed]
 
     def mark_held(self, index: int) -> list[str]:
-        """The chunk is held now. Returns the peers that owed it."""
+        """Marks a chunk as held. Returns the peers that owed it."""
         owing = self.providers(index)
         self.provider.pop(index, None)
         self.second_provider.pop(index, None)
@@ -150,7 +150,7 @@ class Transfer:
         return owing
 
     def mark_lost(self, index: int, until: float) -> None:
-        """The store could not keep the chunk, or found it damaged: it is needed again, and requested after `until`."""
+        """Marks a chunk that the store lost as needed; it may be requested after `until` (seconds)."""
         self.held[index] = False
         self.missing += not self.needed[index]
         self.needed[index] = True
@@ -159,7 +159,7 @@ class Transfer:
         self.backoff_until[index] = until
 
     def reopen(self, now: float) -> None:
-        """Lost chunks whose pause is over may be requested."""
+        """Opens lost chunks whose pause is over to requests."""
         for index in [index for index, until in self.backoff_until.items() if until <= now]:
             del self.backoff_until[index]
             self.open[index] = self.needed[index] and index not in self.provider

@@ -1,4 +1,4 @@
-"""The chunks that this node is to send to one peer."""
+"""The chunks queued for one peer, and those already pushed to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.download import ChunkKey
 
-#: Manifests that a peer may be subscribed to at a time; beyond it, the oldest subscription is forgotten.
+#: Subscriptions of one peer; beyond it, the node drops the oldest.
 MAX_SUBSCRIPTIONS = 1024
 
 
@@ -27,7 +27,7 @@ class Upload:
                  "requested", "subscribed")  # fmt: skip
 
     def __init__(self, unsolicited_most: int) -> None:
-        """unasked_most: bytes of a manifest that are pushed before the peer subscribes to it."""
+        """unsolicited_most: bytes of a manifest that may be pushed before the peer subscribes to it."""
         self.requested: OrderedDict[ChunkKey, None] = OrderedDict()
         self.pushes: OrderedDict[ChunkKey, float] = OrderedDict()
         self.pushed: dict[bytes, Bits] = {}
@@ -39,7 +39,7 @@ class Upload:
         self._unsolicited_most = unsolicited_most
 
     def subscribe(self, short: bytes, wanted: bool) -> None:
-        """The peer wants the chunks of a manifest pushed, or does no longer."""
+        """Adds or removes the peer's subscription to a manifest."""
         self.subscribed.pop(short, None)
         self._unsolicited.pop(short, None)
         if wanted:
@@ -48,7 +48,7 @@ class Upload:
                 self.subscribed.popitem(last=False)
 
     def presume_subscribed(self, short: bytes) -> None:
-        """The peer runs the manifest's base, or nothing before an anchor: some is pushed before it subscribes."""
+        """Allows some pushes of a manifest before the peer subscribes, since it can apply the manifest at once."""
         if short not in self.subscribed:
             self.subscribe(short, True)
             self._unsolicited[short] = 0
@@ -58,12 +58,12 @@ class Upload:
         return short in self.subscribed and self._unsolicited.get(short, -1) < self._unsolicited_most
 
     def was_pushed(self, short: bytes, index: int) -> bool:
-        """Returns whether a chunk was pushed to the peer, or is about to be."""
+        """Returns whether a chunk was pushed to the peer, or is queued to be."""
         pushed = self.pushed.get(short)
         return pushed is not None and bool(pushed[index])
 
     def push(self, short: bytes, index: int, chunks: int, size: int, now: float) -> None:
-        """Queues a chunk, one of `chunks`."""
+        """Queues a chunk to be pushed. chunks: of the whole manifest. size: bytes of this one."""
         if short in self._unsolicited:
             self._unsolicited[short] += size
         pushed = self.pushed.get(short)
@@ -73,19 +73,19 @@ class Upload:
         self.pushes[(short, index)] = now
 
     def allow_repush(self, short: bytes, chunks: list[int]) -> None:
-        """These chunks may be pushed to the peer again."""
+        """Allows pushing these chunks to the peer again."""
         pushed = self.pushed.get(short)
         if pushed is not None:
             pushed[chunks] = False
 
     def cancel(self, short: bytes, chunks: Iterable[int]) -> None:
-        """The peer does not need these chunks from here."""
+        """Removes these chunks from the queues."""
         for index in chunks:
             self.requested.pop((short, index), None)
             self.pushes.pop((short, index), None)
 
     def forget(self, short: bytes) -> None:
-        """The manifest is exchanged no longer."""
+        """Removes a manifest: its queued chunks, its flags, its subscription."""
         for key in [key for key in self.requested if key[0] == short]:
             del self.requested[key]
         for key in [key for key in self.pushes if key[0] == short]:
