@@ -96,7 +96,7 @@ class Dialer:
         if contact is not None:
             self._back_off(contact, now)
 
-    def lost(self, name: str, now: float) -> None:
+    def disconnected(self, name: str, now: float) -> None:
         """Marks a peer as disconnected; backs off from it."""
         contact = self._contacts.get(name)
         if contact is not None and now - contact.up_at >= self._config.stable_seconds:
@@ -124,7 +124,7 @@ class Dialer:
 
     # ---- queries ---------------------------------------------------------------------------------------------------
 
-    def takes(self, name: str) -> bool:
+    def accepts(self, name: str) -> bool:
         """Returns whether this node accepts a connection of a peer: it has room, and the peer is another node."""
         known = name in self._up or name in self._plan_peers
         return name != self.info.node and (known or len(self._up) < self._config.max_peers)
@@ -155,8 +155,8 @@ class Dialer:
         if contact.is_dialling:
             return contact.dialled_at + self._config.dial_timeout_seconds
         at = max(contact.retry_at, self._banned_until(name))
-        mine_to_dial = self.info.node < name or not self.info.port
-        return at if mine_to_dial else max(at, contact.waiting_since + self._config.dial_wait_seconds)
+        dials_first = self.info.node < name or not self.info.port
+        return at if dials_first else max(at, contact.waiting_since + self._config.dial_wait_seconds)
 
     def _choose(self, names: list[str]) -> list[str]:
         """Returns all peers of the plan and, up to the limit, trainers, nodes of this region, then random others."""

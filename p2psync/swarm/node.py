@@ -61,22 +61,23 @@ class NodeCore:
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None:
-            self._connect(follower)
+            self._attach_follower(follower)
 
-    def listening(self, port: int) -> None:
+    def set_port(self, port: int) -> None:
         """Sets the port at which peers reach this node (0: none). Comes before the first `poll`."""
         self.info = self.membership.info = self.dialer.info = msgspec.structs.replace(self.info, port=port)
 
-    def _connect(self, follower: Follower) -> None:
+    def _attach_follower(self, follower: Follower) -> None:
         """Has the follower report its live version to the hub and to parents."""
         self.membership.why_waiting = lambda: follower.waiting_reason
-        follower.on_live, follower.on_rejected, follower.on_lost = self._live, self.membership.rejected, self.swarm.lost
+        follower.on_live, follower.on_lost = self._report_live, self.swarm.lost
+        follower.on_rejected = self.membership.rejected
         if follower.position is not None:
-            self._live(follower.position, 0.0)
+            self._report_live(follower.position, 0.0)
         elif not follower.local_digest:
             self.swarm.accept_next(NO_VERSION)
 
-    def _live(self, position: Position | None, now: float) -> None:
+    def _report_live(self, position: Position | None, now: float) -> None:
         if position is None:
             self.swarm.accept_next(b"")
             self.membership.running(None, "", now)
@@ -99,8 +100,8 @@ class NodeCore:
         elif isinstance(result, NodePlan):
             self.planned(result, now)
         elif isinstance(result, Lease):
-            granted = self.membership.joined if isinstance(call, CallJoin) else self.membership.renewed
-            granted(result, now)
+            accept_lease = self.membership.joined if isinstance(call, CallJoin) else self.membership.renewed
+            accept_lease(result, now)
         else:
             return self.viewed(result, now)
         return None
@@ -135,7 +136,7 @@ class NodeCore:
         For a peer that restarted, it calls `peer_down` first.
         """
         publishes = self.dialer.is_publisher(name)
-        if not self.dialer.takes(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
+        if not self.dialer.accepts(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
             self.dialer.failed(name, now)
             return False
         self.dialer.connected(name, now)
@@ -144,7 +145,7 @@ class NodeCore:
     def peer_down(self, name: str, now: float) -> None:
         """Removes a peer whose last connection is closed."""
         self.traffic.peer_down(name, now)
-        self.dialer.lost(name, now)
+        self.dialer.disconnected(name, now)
 
     def dial_failed(self, name: str, now: float) -> None:
         """Handles a failed dial."""

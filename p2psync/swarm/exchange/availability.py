@@ -36,7 +36,7 @@ class Availability:
         peer.holds[short] = flags
         transfer.rarity += flags
         transfer.available_since[flags] = np.minimum(transfer.available_since[flags], now)
-        self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
+        self._publisher.confirm_flags(short, flags if before is None else flags & ~before, now)
 
     def have(self, peer: Peer, have: Have, now: float) -> None:
         """Handles a Have: adds chunks that a peer holds."""
@@ -49,7 +49,7 @@ class Availability:
         if theirs is None:
             theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
         new = transfer.add_holder(theirs, have.chunks, now)
-        self._publisher.held_by_peer(have.manifest, new, now)
+        self._publisher.confirm(have.manifest, new, now)
         self._requests.announced(peer, transfer, have.chunks, have.tags, now)
 
     def dont_have(self, peer: Peer, short: bytes, now: float) -> None:

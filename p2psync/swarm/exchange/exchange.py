@@ -95,7 +95,7 @@ class Exchange:
             for index in np.flatnonzero(known.held & ~held):
                 self.lost(id, int(index), now)
             known.widen(held, wanted)
-            self._begun(short, known, now)
+            self._start_fetch(short, known, now)
             return
         transfer = Transfer.begin(id, manifest, held, wanted, self._state.rng)
         self._transfers[short] = transfer
@@ -112,11 +112,11 @@ class Exchange:
         self._publisher.begin(transfer, short, now)
         for name in self._peers:
             self._forwarding.announce_all(name, transfer, short)
-        self._begun(short, transfer, now)
+        self._start_fetch(short, transfer, now)
         for name, chunk in self._intake.pending.pop(short):
             self._intake.process(name, chunk, now)
 
-    def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
+    def _start_fetch(self, short: bytes, transfer: Transfer, now: float) -> None:
         if transfer.complete:
             self._state.actions.append(Complete(transfer.id))
         elif bool((transfer.needed | transfer.held).all()):

@@ -83,7 +83,7 @@ class Publication:
 
         return min(behind, key=order, default=None)
 
-    def held_by_peer(self, chunks: Iterable[int], now: float) -> None:
+    def confirm(self, chunks: Iterable[int], now: float) -> None:
         """Marks sent chunks as confirmed, and samples their delivery times."""
         self.confirmed_at = now
         for index in chunks:
@@ -118,20 +118,20 @@ class PublisherSender:
         """Stops sending a manifest."""
         self._publications.pop(short, None)
 
-    def held_by_peer(self, short: bytes, chunks: Iterable[int], now: float) -> None:
+    def confirm(self, short: bytes, chunks: Iterable[int], now: float) -> None:
         """Confirms chunks that a peer newly announced."""
         publication = self._publications.get(short)
         if publication is not None:
             # A peer that claims unsent chunks must not keep the publisher from announcing.
             sent = [index for index in chunks if index in self._state.transfers[short].tags]
             if sent:
-                publication.held_by_peer(sent, now)
+                publication.confirm(sent, now)
             self._announce_if_over(short, publication, now)
 
-    def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
+    def confirm_flags(self, short: bytes, flags: Bits, now: float) -> None:
         """Confirms chunks (flags) that a peer newly announced."""
         if short in self._publications:
-            self.held_by_peer(short, np.flatnonzero(flags).tolist(), now)
+            self.confirm(short, np.flatnonzero(flags).tolist(), now)
 
     def subscribed(self, short: bytes, now: float) -> None:
         """Sends to a peer that subscribed to a manifest."""

@@ -14,7 +14,7 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.peer import Peer
 
 #: Disconnected peers whose useless bytes a node remembers.
-MAX_ACCOUNTS = 1024
+MAX_SURPLUS_PEERS = 1024
 _NEVER = float("inf")
 
 #: Bans a peer (name) for a reason, at a time, for so many seconds (None: as long as the settings say).
@@ -48,7 +48,7 @@ class Trust:
         """Keeps the useless bytes of a peer that disconnected, for as long as a ban."""
         recent = now - self._config.ban
         self._surplus = {name: account for name, account in self._surplus.items() if account[1] > recent}
-        if peer.surplus and len(self._surplus) < MAX_ACCOUNTS:
+        if peer.surplus and len(self._surplus) < MAX_SURPLUS_PEERS:
             self._surplus[peer.name] = (peer.surplus, now)
 
     def ban(self, name: str, now: float, seconds: float) -> float:
