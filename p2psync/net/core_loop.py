@@ -65,7 +65,7 @@ class CoreLoop:
                     self._carry_out(action)
             self._on_drained()
             if polls_all:
-                self._core_due = self._core.next_wake_besides_exchange()
+                self._core_due = self._core.next_wake_except_exchange()
             wake = min(self._core_due, self._core.swarm.next_wake())
             self._timer.set(wake if wake < float("inf") else None)
         except Exception as error:  # in a call of the loop, where no other code would see it

@@ -212,9 +212,10 @@ class EngineDriver:
 
     def _tell(self, commit: CommitResult) -> None:
         # Chunks that are pushed may be here before their stage is opened.
-        received, self._received = self._received, self._core.swarm.received_bytes
-        wasted, self._wasted = self._wasted, self._core.swarm.wasted_bytes
-        pushed, self._pushed = self._pushed, self._core.swarm.pushed_bytes
+        statistics = self._core.swarm.statistics
+        received, self._received = self._received, statistics.received_bytes
+        wasted, self._wasted = self._wasted, statistics.wasted_bytes
+        pushed, self._pushed = self._pushed, statistics.pushed_bytes
         manifests = [step.manifest for step in self._path]
         counted = [m for m in manifests if m.base is not None] or manifests
         self._emit(

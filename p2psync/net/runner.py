@@ -119,7 +119,7 @@ class NodeRunner:
 
         None: listens nowhere; this node only dials out, and serves over what it dialled.
         """
-        self.core.listening(await self._connections.listen(host, port) if port is not None else 0)
+        self.core.set_port(await self._connections.listen(host, port) if port is not None else 0)
 
     def start(self) -> None:
         """Offers what the store holds, and joins the hub. `listen` comes first."""

@@ -28,7 +28,7 @@ SWARM = ExchangeConfig(
     horizon=0.3,
     request_timeout=3.0,
     flush_limit=4096,
-    unasked=16 << 10,
+    unsolicited_bytes=16 << 10,
     surplus_most=96 << 10,
     have_delay=0.01,
 )

@@ -70,11 +70,11 @@ class InvariantChecker:
     def ended(self, node: SimNode) -> None:
         """See `NodeObserver`."""
         self.check_waste(node)
-        swarm = node.core.swarm
-        self.received_bytes += swarm.received_bytes
-        self.wasted_bytes += swarm.wasted_bytes
+        statistics = node.core.swarm.statistics
+        self.received_bytes += statistics.received_bytes
+        self.wasted_bytes += statistics.wasted_bytes
         if isinstance(node, SimTrainer):
-            self.trainer_bytes += swarm.sent_bytes
+            self.trainer_bytes += statistics.sent_bytes
 
     def committed(self, node: SimNode, position: Position) -> None:
         """Checks that every bit is the trainer's, that the hub has announced the version, and that versions
@@ -109,17 +109,17 @@ class InvariantChecker:
         pack = next((p for id, p in node.store.packs.items() if id.startswith(chunk.manifest)), None)
         if pack is None or pack.manifest.verify_chunk(chunk.index, chunk.data):
             return
-        if not node.core.swarm.banned(peer, node.now):
+        if not node.core.swarm.trust.is_banned(peer, node.now):
             raise InvariantError("blame", f"{_name(node)} took a wrong chunk from {peer[:6]} and did not ban it")
 
     def check_waste(self, node: SimNode) -> None:
         """Checks that a process does not receive much more than it needed."""
-        swarm = node.core.swarm
-        useful = swarm.received_bytes - swarm.wasted_bytes
+        statistics = node.core.swarm.statistics
+        useful = statistics.received_bytes - statistics.wasted_bytes
         slack = WASTE_SLACK_BYTES + LIAR_SLACK_BYTES * (len(self.liars) + self.bans_by.get(node.info.node, 0))
-        if node.info.node not in self.liars and swarm.received_bytes > WASTE_FACTOR * useful + slack:
+        if node.info.node not in self.liars and statistics.received_bytes > WASTE_FACTOR * useful + slack:
             raise InvariantError(
-                "waste", f"{_name(node)} received {swarm.received_bytes} bytes and could use {useful} of them"
+                "waste", f"{_name(node)} received {statistics.received_bytes} bytes and could use {useful} of them"
             )
 
     # ---- at the end ------------------------------------------------------------------------------------------------

@@ -9,13 +9,16 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
-    """max_dialled_peers: peers up to which this node dials; max_peers: peers beyond which it takes none; neither holds
-    for peers of the plan. More peers find missing chunks sooner and cost more messages.
+    """Settings of one node.
 
-    redial_*: pauses after a failed or lost connection (seconds); they start over after a connection that lasted
-    `stable_seconds`. max_dials_per_second: the last pause is longer where members are more than are dialled in it at
-    this rate. dial_wait_seconds: how long to wait for a member that should dial this node before dialling it instead.
-    dial_timeout_seconds: how long a dial may take until a peer is greeted; beyond it, it has failed.
+    swarm: of its chunk exchange. max_dialled_peers: connected peers up to which this node dials; max_peers: beyond
+    which it accepts no connection; neither limits the peers of the plan. More peers find missing chunks sooner and cost
+    more messages.
+
+    redial_min_seconds, redial_max_seconds: bounds of the pause after a failed or lost connection; a connection that
+    lasts `stable_seconds` resets it. max_dials_per_second: in large swarms the longest pause grows to keep this rate.
+    dial_wait_seconds: for the other side to dial, before this node dials. dial_timeout_seconds: for a dial, until the
+    peer is greeted.
     """
 
     swarm: ExchangeConfig = field(default_factory=ExchangeConfig)

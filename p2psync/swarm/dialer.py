@@ -1,8 +1,8 @@
-"""Whom a node dials, and when. Sans-I/O.
+"""The dialer: decides which members a node dials, and when. Sans-I/O.
 
-Of two nodes that can both be dialled, the one with the smaller name dials. The other one dials too if no connection has
-come after a while, which covers paths that are open one way only. The peers of this node's part of the plan come first,
-and are dialled however many others there are.
+Of two nodes that can both be dialled, the one with the smaller name dials. The other one dials too if no connection
+comes within `dial_wait_seconds`, which covers paths that are open in one direction only. The dialer dials the peers of
+this node's plan first, whatever the number of other peers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ class Dial:
 
 @dataclass(slots=True)
 class _Contact:
-    """The connections to one member. Times in seconds; waiting_since: for it to dial; pause: after the next failure."""
+    """The dials to one member. Seconds.
+
+    waiting_since: when this node began to wait for the member's dial. retry_at: no dial before it. pause: after the
+    next failure. up_at: when the member connected.
+    """
 
     waiting_since: float
     retry_at: float
@@ -37,14 +41,14 @@ class _Contact:
 
 
 class Dialer:
-    """The members that one node knows, and its dials to them."""
+    """Dials the members that one node knows."""
 
     def __init__(
         self, info: NodeInfo, config: NodeConfig, rng: random.Random, banned_until: Callable[[str], float]
     ) -> None:
         """banned_until: returns when a peer's ban ends (seconds)."""
         self.info = info
-        #: No dial is due before this; at or before now when something has changed since it was worked out.
+        #: The time of the next `poll`; at or before now after an event that may make a dial due.
         self.wake = _NEVER
         self._config = config
         self._rng = rng
@@ -57,7 +61,7 @@ class Dialer:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def members_changed(self, members: Iterable[Member], now: float) -> list[Dial]:
-        """The hub shows these members; returns the dials that are due."""
+        """Replaces the members by those in the hub's view; returns the dials that are due."""
         self._members = {m.info.node: m.info for m in members if m.info.node != self.info.node}
         for name in [name for name in self._contacts if name not in self._members]:
             del self._contacts[name]
@@ -67,7 +71,7 @@ class Dialer:
         return self.poll(now)
 
     def plan_changed(self, peers: frozenset[str], now: float) -> list[Dial]:
-        """The plan's peers are these; returns the dials that are due: new ones at once, whatever became of others."""
+        """Replaces the plan's peers; returns the dials that are due, those of new peers without a pause."""
         for name in peers - self._plan_peers:
             contact = self._contacts.get(name)
             if contact is not None and not contact.is_dialling:
@@ -77,7 +81,7 @@ class Dialer:
         return self.poll(now)
 
     def connected(self, name: str, now: float) -> None:
-        """A peer is connected, and taken."""
+        """Marks a peer as connected."""
         self.wake = now
         contact = self._contacts.get(name)
         if contact is not None:
@@ -86,14 +90,14 @@ class Dialer:
         self._up.add(name)
 
     def failed(self, name: str, now: float) -> None:
-        """A member did not answer, or its connection was refused."""
+        """Backs off from a member after a failed dial or a refused connection."""
         self.wake = now
         contact = self._contacts.get(name)
         if contact is not None:
             self._back_off(contact, now)
 
-    def lost(self, name: str, now: float) -> None:
-        """The last connection to a peer is gone."""
+    def disconnected(self, name: str, now: float) -> None:
+        """Marks a peer as disconnected; backs off from it."""
         contact = self._contacts.get(name)
         if contact is not None and now - contact.up_at >= self._config.stable_seconds:
             contact.pause = self._config.redial_min_seconds
@@ -101,12 +105,12 @@ class Dialer:
         self.failed(name, now)
 
     def banned(self, name: str) -> None:
-        """A peer is to be hung up on."""
+        """Marks a banned peer as disconnected."""
         self._up.discard(name)
         self.wake = -_NEVER
 
     def poll(self, now: float) -> list[Dial]:
-        """Gives up dials that take too long, and returns those that are due."""
+        """Gives up dials that timed out, and returns those that are due."""
         due = [name for name in self._wanted() if self._due_at(name) <= now]
         for name in due:
             if self._contacts[name].is_dialling:
@@ -120,19 +124,19 @@ class Dialer:
 
     # ---- queries ---------------------------------------------------------------------------------------------------
 
-    def takes(self, name: str) -> bool:
-        """Returns whether there is room for a connection to a peer, which is not this node itself."""
+    def accepts(self, name: str) -> bool:
+        """Returns whether this node accepts a connection of a peer: it has room, and the peer is another node."""
         known = name in self._up or name in self._plan_peers
         return name != self.info.node and (known or len(self._up) < self._config.max_peers)
 
     def is_publisher(self, name: str) -> bool:
-        """Returns whether a peer is a member that publishes."""
+        """Returns whether a peer is a trainer, which publishes."""
         return name in self._members and self._members[name].role == "trainer"
 
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _wanted(self) -> list[str]:
-        """Returns members to be dialled, and dials under way that may turn out to have failed."""
+        """Returns the members to dial, and those with a dial in progress, which may time out."""
         has_room = self._room() > 0
         return [
             name
@@ -151,11 +155,11 @@ class Dialer:
         if contact.is_dialling:
             return contact.dialled_at + self._config.dial_timeout_seconds
         at = max(contact.retry_at, self._banned_until(name))
-        mine_to_dial = self.info.node < name or not self.info.port
-        return at if mine_to_dial else max(at, contact.waiting_since + self._config.dial_wait_seconds)
+        dials_first = self.info.node < name or not self.info.port
+        return at if dials_first else max(at, contact.waiting_since + self._config.dial_wait_seconds)
 
     def _choose(self, names: list[str]) -> list[str]:
-        """All peers of the plan; while there is room trainers, then nodes of this region, then others at random."""
+        """Returns all peers of the plan and, up to the limit, trainers, nodes of this region, then random others."""
         planned = [name for name in names if name in self._plan_peers]
         others = [name for name in names if name not in self._plan_peers]
         order = {name: self._rng.random() for name in others}

@@ -1,4 +1,4 @@
-"""The chunk exchange of a node and the monitor of its network, which must learn of the same events. Sans-I/O."""
+"""The chunk exchange of a node together with its network monitor, which needs the same events. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from p2psync.swarm.exchange.exchange import Exchange
 
 
 class MonitoredExchange:
-    """Passes peers, messages, plans and transfers on to the exchange and, once `measure` made one, to the monitor.
+    """Passes peers, messages, plans and transfers to the exchange and, after `measure`, to the monitor.
 
-    The monitor learns of a transfer before anything of it is sent, its manifest too.
+    The monitor learns of a transfer before the exchange sends any message of it.
     """
 
     def __init__(self, info: NodeInfo, exchange: Exchange) -> None:
@@ -37,7 +37,7 @@ class MonitoredExchange:
         congestion: str,
         on_measures: Callable[[NodeStatistics], None],
     ) -> NetworkMonitor:
-        """Makes the monitor, and returns it. For the arguments see `NetworkMonitor`."""
+        """Creates the monitor, and returns it. For the arguments see `NetworkMonitor`."""
         exchange = self.exchange
         self.monitor = NetworkMonitor(
             self._info,
@@ -48,25 +48,25 @@ class MonitoredExchange:
             streams=streams,
             congestion=congestion,
             on_measures=on_measures,
-            on_connections=exchange.connections,
-            on_pace=exchange.pace,
-            others_fetch=lambda: exchange.others_fetch,
+            on_connections=exchange.set_connections,
+            on_pace=exchange.set_upload_rate,
+            others_fetch=lambda: exchange.statistics.others_fetch,
         )
         return self.monitor
 
     def members(self, infos: Iterable[NodeInfo]) -> None:
-        """The members of the swarm are these."""
+        """Replaces the members of the swarm."""
         if self.monitor is not None:
             self.monitor.members(infos)
 
     def follow(self, plan: NodePlan, now: float) -> None:
-        """Makes this the plan."""
+        """Replaces the plan."""
         self.exchange.follow(plan, now)
         if self.monitor is not None:
             self.monitor.planned(plan)
 
     def peer_up(self, name: str, region: str, now: float, *, publishes: bool) -> bool:
-        """A connection to a peer is greeted; returns False if it must be closed. See `Exchange.peer_up`."""
+        """Adds a connected peer; returns False if the shell must disconnect it. See `Exchange.peer_up`."""
         near = bool(region) and region == self._info.region
         if not self.exchange.peer_up(name, near, now, publishes=publishes):
             return False
@@ -75,24 +75,24 @@ class MonitoredExchange:
         return True
 
     def peer_down(self, name: str, now: float) -> None:
-        """The last connection to a peer is gone."""
+        """Removes a disconnected peer."""
         self.exchange.peer_down(name, now)
         if self.monitor is not None:
             self.monitor.peer_down(name)
 
     def dial_failed(self, name: str) -> None:
-        """A dialled member did not answer."""
+        """Handles a failed dial."""
         if self.monitor is not None:
             self.monitor.dial_failed(name)
 
     def receive(self, name: str, message: Message, now: float) -> bool:
-        """A message came from a peer; returns whether it was for the exchange."""
+        """Handles a peer's message; returns whether it was for the exchange."""
         if self.monitor is not None and not isinstance(message, Chunk) and self.monitor.message(name, message):
             return False
         self.exchange.receive(name, message, now)
         return True
 
     def transfer_begins(self, manifest: Manifest) -> None:
-        """Chunks of a manifest are about to travel."""
+        """Tells the monitor that the exchange is about to transfer a manifest's chunks."""
         if self.monitor is not None:
             self.monitor.transfer_begins(manifest.payload_bytes)

@@ -1,7 +1,7 @@
-"""A whole node without I/O: membership, dials, the chunk exchange and, at an actor, the follower.
+"""The core of a node: membership, dials, the chunk exchange and, at an actor, the follower. Sans-I/O.
 
-The shell (sockets and an engine, or the simulator) tells of what happened and carries out `actions`. This file decides
-nothing about chunks or versions itself; it wires the parts together.
+The shell (sockets and an engine, or the simulator) passes events in and carries out `actions`. This module connects the
+parts; it makes no decision on chunks or versions itself.
 """
 
 from __future__ import annotations
@@ -53,60 +53,61 @@ class NodeCore:
         self.swarm = Exchange(config.swarm, rng, info.node)
         self.traffic = MonitoredExchange(info, self.swarm)
         self.membership = MembershipClient(info, rng)
-        self.dialer = Dialer(info, config, rng, self.swarm.banned_until)
+        self.dialer = Dialer(info, config, rng, self.swarm.trust.banned_until)
         self.follower = follower
         #: This node's part of the plan, None before the first.
         self.plan: NodePlan | None = None
-        # Epoch and version of the newest that was published here.
+        # Epoch and version of the newest manifest that this node published.
         self._published = (-1, -1)
         self._actions: list[NodeAction] = []
         if follower is not None:
-            self._connect(follower)
+            self._attach_follower(follower)
 
-    def listening(self, port: int) -> None:
-        """Sets the port at which peers reach this node (0: none); comes before the first `poll`."""
+    def set_port(self, port: int) -> None:
+        """Sets the port at which peers reach this node (0: none). Comes before the first `poll`."""
         self.info = self.membership.info = self.dialer.info = msgspec.structs.replace(self.info, port=port)
 
-    def _connect(self, follower: Follower) -> None:
-        """Has the hub and peers learn what is live here, and what is not."""
+    def _attach_follower(self, follower: Follower) -> None:
+        """Has the follower report its live version to the hub and to parents."""
         self.membership.why_waiting = lambda: follower.waiting_reason
-        follower.on_live, follower.on_rejected, follower.on_lost = self._live, self.membership.rejected, self.swarm.lost
+        follower.on_live, follower.on_lost = self._report_live, self.swarm.lost
+        follower.on_rejected = self.membership.rejected
         if follower.position is not None:
-            self._live(follower.position, 0.0)
+            self._report_live(follower.position, 0.0)
         elif not follower.local_digest:
-            self.swarm.running(NO_VERSION)
+            self.swarm.accept_next(NO_VERSION)
 
-    def _live(self, position: Position | None, now: float) -> None:
+    def _report_live(self, position: Position | None, now: float) -> None:
         if position is None:
-            self.swarm.running(b"")
+            self.swarm.accept_next(b"")
             self.membership.running(None, "", now)
         else:
-            self.swarm.running(position.digest)
+            self.swarm.accept_next(position.digest)
             self.membership.running(position.version, position.digest.hex(), now, position.run, position.epoch)
 
     # ---- hub -------------------------------------------------------------------------------------------------------
 
     def hub_answered(self, call: HubCall, result: HubResult, now: float) -> View | None:
-        """A call to the hub ended, with an error or what the hub gave (None: its view is unchanged).
+        """Handles the hub's answer to a call: a result, an error, or None for an unchanged view.
 
-        Returns the whole view if it changed. Raises `FormatError` for a plan that no planner makes.
+        Returns the whole view if it changed. Raises `FormatError` for an inconsistent plan.
         """
         if isinstance(result, LeaseError) and not isinstance(call, CallPlan):
             self.membership.lease_lost(now)
         elif isinstance(result, P2PSyncError):
-            # A plan's lease is not concluded from: the next renewal tells what became of it.
+            # A lost lease in a call for the plan does not end the membership: the next renewal shows its state.
             self.membership.failed(call, now)
         elif isinstance(result, NodePlan):
             self.planned(result, now)
         elif isinstance(result, Lease):
-            granted = self.membership.joined if isinstance(call, CallJoin) else self.membership.renewed
-            granted(result, now)
+            accept_lease = self.membership.joined if isinstance(call, CallJoin) else self.membership.renewed
+            accept_lease(result, now)
         else:
             return self.viewed(result, now)
         return None
 
     def viewed(self, view: View | None, now: float) -> View | None:
-        """The long poll of the view ended; see `MembershipClient.viewed`."""
+        """Handles the answer to the long poll of the view; see `MembershipClient.viewed`."""
         whole = self.membership.viewed(view, now)
         if whole is not None:
             self._actions += self.dialer.members_changed(whole.members, now)
@@ -118,7 +119,7 @@ class NodeCore:
         return whole
 
     def planned(self, plan: NodePlan, now: float) -> None:
-        """The hub gave this node's part of the plan. Raises `FormatError` for one that no planner makes."""
+        """Follows this node's part of a new plan. Raises `FormatError` for an inconsistent one."""
         plan.check()
         self.membership.planned(plan.revision, now)
         self.plan = plan
@@ -128,74 +129,78 @@ class NodeCore:
     # ---- peers -----------------------------------------------------------------------------------------------------
 
     def peer_up(self, name: str, region: str, now: float) -> bool:
-        """A connection to a peer is greeted; False if it must be closed: it is banned, this node, or one too many.
+        """Adds a peer whose connection is greeted. Returns False if the shell must close the connection: the peer is
+        banned or this node itself, or the node has no room for another peer.
 
-        To be called again at each further connection, and when one of several is lost: see `Exchange.peer_up`. If the
-        peer was started anew, call `peer_down` first.
+        The shell calls this again for each further connection, and when one of several is lost: see `Exchange.peer_up`.
+        For a peer that restarted, it calls `peer_down` first.
         """
         publishes = self.dialer.is_publisher(name)
-        if not self.dialer.takes(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
+        if not self.dialer.accepts(name) or not self.traffic.peer_up(name, region, now, publishes=publishes):
             self.dialer.failed(name, now)
             return False
         self.dialer.connected(name, now)
         return True
 
     def peer_down(self, name: str, now: float) -> None:
-        """The last connection to a peer is gone."""
+        """Removes a peer whose last connection is closed."""
         self.traffic.peer_down(name, now)
-        self.dialer.lost(name, now)
+        self.dialer.disconnected(name, now)
 
     def dial_failed(self, name: str, now: float) -> None:
-        """A dialled member did not answer."""
+        """Handles a failed dial."""
         self.dialer.failed(name, now)
         self.traffic.dial_failed(name)
 
     def receive(self, name: str, message: Message, now: float) -> bool:
-        """A message of a peer that is up. Returns whether it was for the exchange, which is to be polled then."""
+        """Handles a peer's message. Returns whether it was for the exchange, which the shell polls then."""
         return self.traffic.receive(name, message, now)
 
     # ---- chunks and versions ---------------------------------------------------------------------------------------
 
     def offer(self, id: bytes, manifest: Manifest, held: Bits, now: float, signed: bytes = b"") -> None:
-        """Serves what the store holds of a manifest. signed: the signed manifest, of a version that was just published
-        here: peers in the plan are told before the hub tells them."""
+        """Offers the stored chunks of a manifest to peers.
+
+        signed: the signed manifest, if this node has just published it; its children in the plan receive it before the
+        hub announces it.
+        """
         if signed:
             self.traffic.transfer_begins(manifest)
         if signed and (manifest.epoch, manifest.version) > self._published:
             self._published = (manifest.epoch, manifest.version)
-            self.swarm.publish(id, signed)
+            self.swarm.gossip.publish(id, signed)
         self.swarm.begin(id, manifest, held, np.zeros(manifest.chunks, np.bool_), now)
         if self.follower is not None:
             self.follower.holds_bytes(id, sum(manifest.sizes[int(i)] for i in np.flatnonzero(held)))
             self.follower.manifest(id.hex(), manifest, now)
 
     def manifest_verified(self, verify: VerifyManifest, manifest: Manifest, now: float) -> bool:
-        """A manifest from a peer has a trusted signature. Returns whether it is new: to be kept then."""
+        """Handles a peer's manifest with a trusted signature. Returns whether it is new, and must be stored."""
         announcement = to_announcement(manifest, verify.id, len(verify.signed))
         taken = self.follower is not None and self.follower.peer_announced(announcement, manifest, now)
         if taken:
             self.traffic.transfer_begins(manifest)
-        self.swarm.manifest_verified(verify, taken=taken)
+        self.swarm.gossip.verified(verify, taken=taken)
         return taken
 
     def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
-        """A manifest from a peer has no trusted signature."""
-        self.swarm.manifest_rejected(verify, now)
+        """Handles a peer's manifest without a trusted signature: bans the peer."""
+        self.swarm.gossip.rejected(verify, now)
 
     def fetch(self, action: Fetch, held: Bits, now: float) -> None:
-        """The store is ready for a `Fetch`; `held`: what it holds already (flags per chunk)."""
+        """Begins a `Fetch` once the store is ready. held: chunks that it holds already (flags)."""
         self.traffic.transfer_begins(action.step.manifest)
         wanted = np.zeros(action.step.manifest.chunks, np.bool_)
         wanted[list(action.wanted)] = True
         self.swarm.begin(action.step.id, action.step.manifest, held, wanted, now)
 
     def saved(self, action: Save) -> None:
-        """The store keeps a chunk now."""
+        """Reports a chunk as stored to the follower."""
         if self.follower is not None:
             self.follower.saved(action.id, action.index)
 
     def store_failed(self, id: bytes, message: str, now: float) -> None:
-        """The store could not keep a manifest's chunks: stop fetching it, and try the whole path again later."""
+        """Stops fetching a manifest whose chunks the store cannot keep; the follower retries the whole path later."""
         self.swarm.end(id)
         if self.follower is not None:
             self.follower.store_failed(message, now)
@@ -203,8 +208,8 @@ class NodeCore:
     # ---- time and output -------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Does what time has made due."""
-        self.membership.fetch_rate = self.swarm.fetch_rate
+        """Does all work that is due."""
+        self.membership.fetch_rate = self.swarm.statistics.fetch_rate
         self._actions += self.membership.poll(now)
         self.swarm.poll(now)
         if self.follower is not None:
@@ -213,16 +218,16 @@ class NodeCore:
             self._actions += self.dialer.poll(now)
 
     def next_wake(self, now: float) -> float:
-        """Returns when `poll` must be called next at the latest."""
-        return max(now, min(self.next_wake_besides_exchange(), self.swarm.next_wake()))
+        """Returns the time of the next `poll` if no other event comes first."""
+        return max(now, min(self.next_wake_except_exchange(), self.swarm.next_wake()))
 
-    def next_wake_besides_exchange(self) -> float:
-        """Returns the same of all but the exchange: if nothing but its inputs came, `swarm.poll` will do until then."""
+    def next_wake_except_exchange(self) -> float:
+        """Returns the same without the exchange. Until then, after inputs of the exchange, `swarm.poll` suffices."""
         wake = min(self.membership.next_wake(), self.dialer.wake)
         return wake if self.follower is None else min(wake, self.follower.next_wake())
 
     def actions(self) -> list[NodeAction]:
-        """Returns what is to be done now, in order, and empties the list."""
+        """Returns the actions for the shell, in order, and clears them."""
         done, self._actions = self._actions, []
         for action in self.swarm.actions():
             if isinstance(action, Ban):

@@ -1,4 +1,4 @@
-"""Which of several connections to a peer carries a message."""
+"""The choice of one of several connections to a peer for a message."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ def soonest(streams: Sequence[_S], nbytes: int) -> _S:
 def stream_for(streams: Sequence[_S], message: Control) -> _S:
     """Returns the connection for a control message: the first one, so that messages keep their order.
 
-    A manifest goes where it will have been sent first: as large as a chunk, it is not for a connection at rest.
+    A manifest, as large as a chunk, takes the connection that will have sent it first.
     """
     return soonest(streams, len(message.signed)) if isinstance(message, ManifestGossip) else streams[0]

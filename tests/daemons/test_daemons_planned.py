@@ -45,7 +45,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
             for node in nodes
         ):
             await asyncio.sleep(0.01)
-    before, plans = trainer.runner.core.swarm.sent_bytes, [trainer.runner.core.plan]
+    before, plans = trainer.runner.core.swarm.statistics.sent_bytes, [trainer.runner.core.plan]
     for version in (1, 2, 3):
         await site.publish(trainer, model.step(0.5))
         plans.append(trainer.runner.core.plan)
@@ -59,7 +59,7 @@ async def test_a_version_comes_down_the_plans_trees_and_hardly_a_chunk_is_asked_
     assert max(pushed_share([event for event in commits if event.version == version]) for version in (1, 2, 3)) > 0.9
     # Rates measured on one machine vary, so the plan may be anything from a chain to a star.
     planned = max(sum(fractions_to(plan).values()) for plan in plans if plan is not None) / ACTORS
-    sent = (trainer.runner.core.swarm.sent_bytes - before) / useful
+    sent = (trainer.runner.core.swarm.statistics.sent_bytes - before) / useful
     assert sent < planned + 0.15, "actors pass on what the plan has them pass on"
     assert min(event.chunks for event in told.all(Published)) >= 3
 

@@ -57,15 +57,15 @@ def test_others_fetch_while_one_of_them_has_some_of_what_is_all_here() -> None:
     bench.peer("a")
     bench.peer("b")
     bench.seed_all()
-    assert not bench.swarm.others_fetch
+    assert not bench.swarm.statistics.others_fetch
     bench.have("a", 0, 1)
-    assert bench.swarm.others_fetch
+    assert bench.swarm.statistics.others_fetch
     bench.have("a", 0, 1, 2, 3)
-    assert not bench.swarm.others_fetch, "one has all, and the other has not begun"
+    assert not bench.swarm.statistics.others_fetch, "one has all, and the other has not begun"
 
 
 def test_a_node_that_fetches_itself_does_not_wait_for_others() -> None:
     bench = Bench(4, config=CONFIG)
     bench.peer("a", 0, 1)
     bench.fetch_all()
-    assert not bench.swarm.others_fetch
+    assert not bench.swarm.statistics.others_fetch

@@ -146,9 +146,9 @@ def test_update_too_soon_after_the_last_changes_nothing() -> None:
     window = following(1.0)
     chunks = range(fill(window, 0, 0.0))
     window.update(held(holding()), 0.1)
-    window.update(held(holding(*chunks)), 0.1 + CONFIG.look_every / 2)
+    window.update(held(holding(*chunks)), 0.1 + CONFIG.poll_interval / 2)
     assert not window.has_room(0)
-    window.update(held(holding(*chunks)), 0.1 + 2 * CONFIG.look_every)
+    window.update(held(holding(*chunks)), 0.1 + 2 * CONFIG.poll_interval)
     assert window.has_room(0)
 
 

@@ -30,7 +30,7 @@ def verify(bench: Bench, name: str) -> VerifyManifest:
 
 def test_a_manifest_too_large_for_gossip_is_left_to_the_hub() -> None:
     bench = root("a")
-    bench.swarm.publish(bench.id, bytes(MAX_GOSSIP_BYTES + 1))
+    bench.swarm.gossip.publish(bench.id, bytes(MAX_GOSSIP_BYTES + 1))
     assert bench.sent(ManifestGossip) == []
 
 
@@ -49,13 +49,13 @@ def test_a_verified_manifest_is_passed_on_to_children_that_do_not_have_it() -> N
     found = verify(bench, "p")
     assert sent_to(bench) == [], "no manifest is passed on before it is verified"
     bench.say("b", Subscribe(bench.short, True))
-    bench.swarm.manifest_verified(found, taken=True)
+    bench.swarm.gossip.verified(found, taken=True)
     assert sent_to(bench) == ["a", "c"]
 
 
 def test_a_known_manifest_is_not_passed_on() -> None:
     bench = relaying()
-    bench.swarm.manifest_verified(verify(bench, "p"), taken=False)
+    bench.swarm.gossip.verified(verify(bench, "p"), taken=False)
     assert sent_to(bench) == []
 
 
@@ -64,7 +64,7 @@ def test_the_same_manifest_of_a_second_parent_is_not_verified_again() -> None:
     found = verify(bench, "p")
     bench.say("q", ManifestGossip(bench.id, SIGNED))
     assert bench.done(VerifyManifest) == []
-    bench.swarm.manifest_verified(found, taken=True)
+    bench.swarm.gossip.verified(found, taken=True)
     bench.say("p", ManifestGossip(bench.id, SIGNED))
     assert bench.done(VerifyManifest) == []
 
@@ -88,7 +88,7 @@ def test_manifests_of_parents_alone_are_verified_one_at_a_time() -> None:
 
 def test_a_sender_of_an_unsigned_manifest_is_banned_and_that_of_another_parent_is_verified() -> None:
     bench = relaying()
-    bench.swarm.manifest_rejected(verify(bench, "p"), 0.0)
+    bench.swarm.gossip.rejected(verify(bench, "p"), 0.0)
     (ban,) = bench.done(Ban)
     assert ban.peer == "p" and "signed" in ban.reason
     verify(bench, "q")
@@ -96,13 +96,13 @@ def test_a_sender_of_an_unsigned_manifest_is_banned_and_that_of_another_parent_i
 
 def test_a_child_that_was_away_is_sent_the_manifest_again() -> None:
     bench = relaying()
-    bench.swarm.manifest_verified(verify(bench, "p"), taken=True)
+    bench.swarm.gossip.verified(verify(bench, "p"), taken=True)
     bench.swarm.peer_down("a", 0.0)
     bench.peer("a")
     bench.actions()
-    bench.swarm.publish(bench.id, SIGNED)
+    bench.swarm.gossip.publish(bench.id, SIGNED)
     assert sent_to(bench) == [], "only the publisher publishes"
-    bench.swarm.manifest_verified(VerifyManifest("q", bench.id, SIGNED), taken=True)
+    bench.swarm.gossip.verified(VerifyManifest("q", bench.id, SIGNED), taken=True)
     assert sent_to(bench) == ["a"]
 
 

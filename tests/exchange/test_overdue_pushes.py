@@ -10,7 +10,7 @@ from tests.exchange.exchange_parts import Bench
 from tests.exchange.exchange_trees import CONFIG, push, relay, relay_plan
 from tests.swarm.swarm_parts import chunk_data
 
-FIRST, LEAST, LOOK = CONFIG.push_first, CONFIG.push_least, CONFIG.look_every
+FIRST, LEAST, LOOK = CONFIG.push_first, CONFIG.push_least, CONFIG.poll_interval
 
 
 def poll_until(bench: Bench, end: float, start: float) -> None:

@@ -47,7 +47,7 @@ def test_a_peer_is_handed_a_chunk_for_each_connection_up_to_a_limit(connections:
     bench.peer("a")
     bench.say("a", Subscribe(bench.short, True))
     bench.swarm.follow(root_plan("a"), 0.0)
-    bench.swarm.connections("a", connections)
+    bench.swarm.set_connections("a", connections)
     bench.seed_all()
     assert [index for _, index in bench.served()] == list(range(chunks))
     bench.swarm.flushed("a", CHUNK, 0.1)
@@ -117,7 +117,7 @@ def test_a_publisher_whom_nobody_asks_to_push_tells_what_it_holds_after_a_moment
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     assert bench.sent(Bitfield) == []
-    bench.swarm.poll(CONFIG.tell_after + 0.01)
+    bench.swarm.poll(CONFIG.announce_after + 0.01)
     assert [name for name, _ in bench.sent(Bitfield)] == ["a"]
 
 
@@ -129,8 +129,8 @@ def test_a_publisher_does_not_keep_silent_for_one_who_says_over_and_over_to_hold
     last = max(bench.swarm._transfers[bench.short].tags)
     claims = [Bitfield(bench.short, flags(8, *range(8))), Have(bench.short, list(range(last + 1, 8)))]
     for turn in range(12):
-        bench.say("liar", claims[turn % 2], turn * CONFIG.tell_after / 4)
-        bench.swarm.poll(turn * CONFIG.tell_after / 4)
+        bench.say("liar", claims[turn % 2], turn * CONFIG.announce_after / 4)
+        bench.swarm.poll(turn * CONFIG.announce_after / 4)
     told = [a for a in bench.actions() if isinstance(a, Send) and a.peer == "a" and isinstance(a.message, Bitfield)]
     assert told
 
@@ -144,7 +144,7 @@ def test_a_chunk_that_nobody_holds_after_long_goes_down_another_tree() -> None:
     bench.swarm.flushed("b", CHUNK, 0.1)
     bench.say("b", Have(bench.short, [kept]), 0.1)
     bench.actions()
-    bench.swarm.poll(CONFIG.again_after + 0.2)
+    bench.swarm.poll(CONFIG.resend_after + 0.2)
     assert ("b", lost) in bench.served()
 
 
@@ -154,9 +154,9 @@ def test_a_first_hop_that_is_only_slow_is_not_pushed_the_same_chunk_twice_where_
     assert len(bench.served()) == 2
     bench.swarm.flushed("a", 2 * CHUNK, 0.1)
     for turn in range(1, 4):
-        bench.swarm.poll(turn * (CONFIG.again_after + 0.2))
+        bench.swarm.poll(turn * (CONFIG.resend_after + 0.2))
     assert bench.served() == []
-    assert 3 * (CONFIG.again_after + 0.2) + 0.1 < bench.swarm.next_wake() < float("inf")
+    assert 3 * (CONFIG.resend_after + 0.2) + 0.1 < bench.swarm.next_wake() < float("inf")
 
 
 def test_chunks_that_only_a_vanished_child_had_go_down_another_tree_at_once() -> None:

@@ -54,7 +54,8 @@ def test_a_second_copy_counts_as_waste_and_is_not_saved_again() -> None:
     bench.actions()
     bench.chunk("b", 0, 3.1)
     assert bench.done(Save) == []
-    assert (bench.swarm.received_bytes, bench.swarm.wasted_bytes) == (2 * CHUNK, CHUNK)
+    statistics = bench.swarm.statistics
+    assert (statistics.received_bytes, statistics.wasted_bytes) == (2 * CHUNK, CHUNK)
 
 
 def test_a_chunk_that_comes_late_after_all_is_kept_and_its_second_request_cancelled() -> None:

@@ -204,7 +204,7 @@ def paced(rate: float, chunks: int = 12) -> Bench:
     """A node that holds everything, is asked for all by two peers, and may hand out so many bytes a second."""
     bench = Bench(chunks, config=replace(CONFIG, flush_limit=1 << 30))
     bench.swarm.begin(bench.id, bench.manifest, flags(chunks, *range(chunks)), flags(chunks), 0.0)
-    bench.swarm.pace(rate)
+    bench.swarm.set_upload_rate(rate)
     bench.peer("a")
     bench.peer("b")
     bench.actions()
@@ -218,7 +218,7 @@ def test_where_the_uplink_holds_a_node_up_peers_take_turns_and_nothing_stays_beh
             bench.say(name, Request(bench.short, list(range(start, start + 1000))))
     first = handed_out(bench)
     assert len(first) < 2000, "a burst"
-    assert bench.swarm.pace(CHUNK / 0.01), "something had to wait"
+    assert bench.swarm.set_upload_rate(CHUNK / 0.01), "something had to wait"
     due, now = [], 0.0
     while (wake := bench.swarm.next_wake()) < float("inf") and len(due) + len(first) < 8000:
         now = wake
@@ -246,7 +246,7 @@ def test_a_peer_that_goes_while_it_waits_for_its_turn_is_forgotten() -> None:
         bench.say(name, Request(bench.short, list(range(4000))))
     handed_out(bench)
     bench.swarm.peer_down("a", 1.0)
-    bench.swarm.pace(0.0)
+    bench.swarm.set_upload_rate(0.0)
     bench.swarm.poll(10_000.0)
     assert set(handed_out(bench)) <= {"b"}
 

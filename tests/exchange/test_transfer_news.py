@@ -26,7 +26,7 @@ def test_transfer_counts_new_chunks_once_and_impossible_ones_never(count: int) -
     transfer, theirs = begun(), np.zeros(CHUNKS, np.bool_)
     theirs[0] = True
     told = list(range(count))
-    assert sorted(transfer.learn(theirs, [*told, *told[:3], CHUNKS, CHUNKS + 7], 0.0)) == told[1:]
+    assert sorted(transfer.add_holder(theirs, [*told, *told[:3], CHUNKS, CHUNKS + 7], 0.0)) == told[1:]
     assert theirs[:count].all() and not theirs[count:].any()
     assert transfer.rarity.tolist() == [0] + [1] * (count - 1) + [0] * (CHUNKS - count)
 
@@ -35,6 +35,6 @@ def test_transfer_counts_new_chunks_once_and_impossible_ones_never(count: int) -
 def test_the_earliest_word_on_a_chunk_counts(count: int) -> None:
     transfer, told = begun(), list(range(count))
     for chunks, now in ((told, 2.0), (told, 3.0), (told[:1], 1.0)):
-        transfer.learn(np.zeros(CHUNKS, np.bool_), chunks, now)
-    assert transfer.heard[:count].tolist() == [1.0] + [2.0] * (count - 1)
-    assert np.isinf(transfer.heard[count:]).all()
+        transfer.add_holder(np.zeros(CHUNKS, np.bool_), chunks, now)
+    assert transfer.available_since[:count].tolist() == [1.0] + [2.0] * (count - 1)
+    assert np.isinf(transfer.available_since[count:]).all()

@@ -94,7 +94,7 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
     bench = relay(("p", "c"), ("q", "d"), chunks=chunks, config=config)
     for name in "cd":
         bench.say(name, Subscribe(bench.short, True))
-    bench.swarm.pace(CHUNK / 0.01)
+    bench.swarm.set_upload_rate(CHUNK / 0.01)
     waited: dict[str, list[float]] = {"c": [], "d": []}
     came = {}
     for index in range(chunks):
@@ -112,7 +112,7 @@ def test_of_what_an_uplink_is_short_of_no_child_waits_longer_than_another() -> N
 def test_endless_requests_take_turns_with_pushes() -> None:
     chunks = 6000
     bench = relay(("p", "c+e"), chunks=chunks, config=replace(CONFIG, flush_limit=1 << 30))
-    bench.swarm.pace(CHUNK / 0.01)
+    bench.swarm.set_upload_rate(CHUNK / 0.01)
     for index in range(chunks):
         push(bench, "p", index)
     for start in range(0, 2000, 500):

@@ -15,7 +15,7 @@ from tests.swarm.swarm_parts import CHUNK
 def test_a_node_tells_its_parents_and_later_ones_too_what_it_runs() -> None:
     bench = relay(("p", "c"))
     bench.actions()
-    bench.swarm.running(bytes(16))
+    bench.swarm.accept_next(bytes(16))
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", bytes(16))]
     bench.peer("new")
     bench.swarm.follow(relay_plan(("new", ""), revision=2), 0.1)
@@ -51,7 +51,7 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
     bench.swarm.follow(relay_plan(("p", "c")), 0.0)
     for name in "pc":
         bench.peer(name)
-    bench.swarm.running(NO_VERSION)
+    bench.swarm.accept_next(NO_VERSION)
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", NO_VERSION)]
     bench.fetch_all(1.0)
     assert [(name, ready.digest) for name, ready in bench.sent(AcceptNext)] == [("p", b"")]
@@ -62,20 +62,20 @@ def test_a_node_that_runs_nothing_says_so_until_it_fetches_something() -> None:
 
 def test_only_little_is_pushed_to_one_who_has_not_asked_and_the_rest_once_it_asks() -> None:
     config = ExchangeConfig(flush_limit=1 << 30)
-    chunks = 3 * config.unasked // CHUNK
+    chunks = 3 * config.unsolicited_bytes // CHUNK
     bench = Bench(chunks, config=config)
     bench.peer("a")
     bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
     served = len(bench.served())
-    assert config.unasked <= served * CHUNK <= config.unasked + CHUNK
+    assert config.unsolicited_bytes <= served * CHUNK <= config.unsolicited_bytes + CHUNK
     bench.say("a", Subscribe(bench.short, True), 0.1)
     assert len(bench.served()) == chunks - served
 
 
 def test_without_unasked_pushes_all_chunks_leave_once_subscribed_to() -> None:
-    bench = Bench(8, config=ExchangeConfig(flush_limit=100 * CHUNK, unasked=0))
+    bench = Bench(8, config=ExchangeConfig(flush_limit=100 * CHUNK, unsolicited_bytes=0))
     bench.peer("a")
     bench.say("a", AcceptNext(bench.manifest.base_digest))
     bench.swarm.follow(root_plan("a"), 0.0)
@@ -86,7 +86,7 @@ def test_without_unasked_pushes_all_chunks_leave_once_subscribed_to() -> None:
 
 
 def test_chunks_for_a_child_that_never_subscribes_go_to_the_others() -> None:
-    bench = Bench(40, config=ExchangeConfig(flush_limit=100 * CHUNK, unasked=3 * CHUNK))
+    bench = Bench(40, config=ExchangeConfig(flush_limit=100 * CHUNK, unsolicited_bytes=3 * CHUNK))
     for name in "ab":
         bench.peer(name)
     bench.swarm.follow(root_plan("a", "b"), 0.0)
@@ -100,8 +100,9 @@ def test_chunks_for_a_child_that_never_subscribes_go_to_the_others() -> None:
 
 
 def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_before() -> None:
-    def begun(unasked: int) -> tuple[Bench, int]:
-        bench = Bench(2000, config=ExchangeConfig(flush_limit=1 << 16, push_room=CHUNK, unasked=unasked))
+    def begun(unsolicited_bytes: int) -> tuple[Bench, int]:
+        config = ExchangeConfig(flush_limit=1 << 16, push_room=CHUNK, unsolicited_bytes=unsolicited_bytes)
+        bench = Bench(2000, config=config)
         bench.peer("a")
         bench.say("a", AcceptNext(bench.manifest.base_digest))
         bench.swarm.follow(root_plan("a"), 0.0)
@@ -113,10 +114,10 @@ def test_a_root_looks_again_soon_once_one_asks_to_whom_it_could_push_no_more_bef
     bench, served = begun(full * CHUNK)
     assert served == full
     bench.swarm.poll(0.05)
-    bench.swarm.poll(0.05 + ExchangeConfig().look_every)
+    bench.swarm.poll(0.05 + ExchangeConfig().poll_interval)
     bench.say("a", Subscribe(bench.short, True), 0.2)
     wake = bench.swarm.next_wake()
-    assert wake <= 0.2 + ExchangeConfig().look_every
+    assert wake <= 0.2 + ExchangeConfig().poll_interval
 
 
 def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:
@@ -124,7 +125,7 @@ def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:
     bench.peer("a")
     bench.swarm.follow(root_plan("a"), 0.0)
     bench.seed_all()
-    bench.swarm.poll(ExchangeConfig().tell_after + 0.01)
+    bench.swarm.poll(ExchangeConfig().announce_after + 0.01)
     assert bench.swarm.next_wake() == float("inf")
 
 

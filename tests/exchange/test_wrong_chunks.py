@@ -19,7 +19,7 @@ def test_the_liar_alone_is_banned_and_its_chunks_are_asked_of_others() -> None:
     (ban,) = bench.done(Ban)
     assert ban.peer == "liar" and ban.until == 1.0 + CONFIG.first_ban
     assert [peer.name for peer in bench.swarm.peers] == ["honest"]
-    assert bench.swarm.banned("liar", 2.0) and not bench.swarm.banned("honest", 2.0)
+    assert bench.swarm.trust.is_banned("liar", 2.0) and not bench.swarm.trust.is_banned("honest", 2.0)
     assert not bench.swarm.peer_up("liar", False, 2.0)
     assert bench.swarm.peer_up("liar", False, 1.0 + CONFIG.first_ban)
 
@@ -38,7 +38,7 @@ def test_a_wrong_chunk_that_nobody_waits_for_is_only_waste() -> None:
     bench.peer("a")
     bench.chunk("a", 0, 1.0, data=b"\1" * CHUNK)
     assert bench.done(Ban) == []
-    assert bench.swarm.wasted_bytes == CHUNK
+    assert bench.swarm.statistics.wasted_bytes == CHUNK
 
 
 def test_a_peer_that_floods_is_banned_once_it_has_sent_two_windows_for_nothing() -> None:
@@ -102,7 +102,7 @@ def test_chunks_of_unknown_manifests_and_of_strangers_are_ignored() -> None:
     bench = Bench(1)
     bench.fetch_all()
     bench.chunk("stranger", 0, 0.0)
-    assert bench.actions() == [] and bench.swarm.received_bytes == 0
+    assert bench.actions() == [] and bench.swarm.statistics.received_bytes == 0
     bench.peer("a")
     bench.say("a", Chunk(b"unknown!", 0, b"x"), 0.0)
     bench.say("a", Chunk(bench.short, 99, b"x"), 0.0)

@@ -157,7 +157,7 @@ class Program:
         """Bytes of chunks that this rank's node has sent."""
         assert self.publisher is not None
         node = self.publisher._node if self.options.rank == 0 else self.publisher._seed
-        return {"sent": node.runner.core.swarm.sent_bytes if node is not None else 0}
+        return {"sent": node.runner.core.swarm.statistics.sent_bytes if node is not None else 0}
 
     def die_when(self, step: str) -> dict[str, Any]:
         """End this process, as kill -9 does, when it comes to a step of the next version."""

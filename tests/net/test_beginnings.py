@@ -118,7 +118,7 @@ async def test_a_manifest_is_passed_on_after_the_paths_restarted(
         done.append(f"{type(message).__name__} to {name}")
 
     monkeypatch.setattr(follower, "peer_announced", lambda announcement, manifest, now: taken)
-    monkeypatch.setattr(core.swarm, "manifest_verified", pass_on)
+    monkeypatch.setattr(core.swarm.gossip, "verified", pass_on)
     monkeypatch.setattr(runner._connections, "send", send)
     monkeypatch.setattr(runner.monitor, "transfer_begins", lambda nbytes: done.append(f"begin {nbytes}"))
     await runner._manifests.verify(VerifyManifest("parent", signed.id, signed.to_bytes()))

@@ -45,7 +45,7 @@ class Node:
 
         core.membership.poll = poll  # type: ignore[assignment]
         core.swarm.poll = poll_swarm  # type: ignore[method-assign]
-        core.next_wake_besides_exchange = lambda: self.core_due  # type: ignore[method-assign]
+        core.next_wake_except_exchange = lambda: self.core_due  # type: ignore[method-assign]
         self.runner._peer_up("peer", "")
 
     async def settled(self) -> tuple[int, int]:

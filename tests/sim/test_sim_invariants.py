@@ -79,7 +79,7 @@ def test_a_liar_that_goes_free_is_noticed(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_waste_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ChunkIntake, "_sent_useless", lambda self, peer, size, now: None)
+    monkeypatch.setattr(ChunkIntake, "_add_useless_bytes", lambda self, peer, size, now: None)
     assert failure(SimConfig(faults=(), liars=("flooder",))).kind == "waste"
 
 

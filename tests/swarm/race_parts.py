@@ -61,12 +61,13 @@ class Race:
     @property
     def copies(self) -> float:
         """Of the payload, that the trainer handed out."""
-        return self.swarm.live[self.swarm.trainer].swarm.sent_bytes / self._whole
+        return self.swarm.live[self.swarm.trainer].swarm.statistics.sent_bytes / self._whole
 
     @property
     def wasted(self) -> float:
         """Received chunks that were of no use, in copies for each receiver."""
-        return sum(node.swarm.wasted_bytes for node in self.swarm.nodes) / self._whole / (self.network.size - 1)
+        wasted = sum(node.swarm.statistics.wasted_bytes for node in self.swarm.nodes)
+        return wasted / self._whole / (self.network.size - 1)
 
     def into(self) -> list[float]:
         """Copies that went into each region over all links together."""

@@ -111,4 +111,4 @@ class RootsRace:
     def sent(self) -> list[float]:
         """Copies of the payload that each root handed out."""
         whole = self.swarm.payloads[0].manifest.payload_bytes
-        return [self.swarm.live[name].swarm.sent_bytes / whole for name in self.swarm.roots]
+        return [self.swarm.live[name].swarm.statistics.sent_bytes / whole for name in self.swarm.roots]

@@ -106,7 +106,7 @@ def test_without_a_plan_not_much_more_than_one_copy_is_pulled_into_each_region()
 
 def kill_at_work(swarm: FluidSwarm, victim: str) -> None:
     """Kill a node that holds a part of the payload and passes it on, and lacks the rest."""
-    node = swarm.live[victim].swarm
+    node = swarm.live[victim].swarm.statistics
     assert node.received_bytes > 0 and node.sent_bytes > 0 and victim not in swarm.trace.finished.get(1, {})
     swarm.kill(victim)
 

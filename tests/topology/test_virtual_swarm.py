@@ -129,4 +129,4 @@ def test_without_versions_nothing_but_measuring_flows_and_another_seed_has_anoth
     other.run()
     assert other.clock.events != swarm.clock.events
     assert swarm.probed_bytes > 0
-    assert all(node.swarm.received_bytes == 0 for node in swarm.nodes.values())
+    assert all(node.swarm.statistics.received_bytes == 0 for node in swarm.nodes.values())

@@ -25,7 +25,7 @@ def scaled(config: ExchangeConfig) -> ExchangeConfig:
         push_room=config.push_room // SCALE,
         window_first=config.window_first // SCALE,
         prior_rate=config.prior_rate / SCALE,
-        unasked=config.unasked // SCALE,
+        unsolicited_bytes=config.unsolicited_bytes // SCALE,
     )
 
 

@@ -150,7 +150,7 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
         )
     # Simulated bytes of all payloads.
     whole = swarm.payloads[0].nbytes * options.versions / SCALE
-    received = sum(node.swarm.received_bytes for node in swarm.nodes)
+    received = sum(node.swarm.statistics.received_bytes for node in swarm.nodes)
     seconds = swarm.clock.now
     links = [
         LinkFigures(
@@ -179,10 +179,10 @@ def _figures(swarm: FluidSwarm, churning: Churn, churn: float, first: Plan | Non
         versions=[_version(swarm, i, least) for i in range(len(swarm.payloads))],
         churned=_churned(swarm, churning) if churn else None,
         unfinished=len(swarm.unfinished),
-        trainer_copies=swarm.live[swarm.trainer].swarm.sent_bytes / whole,
+        trainer_copies=swarm.live[swarm.trainer].swarm.statistics.sent_bytes / whole,
         copies_into=max(into.values(), default=0.0),
         copies_into_mean=sum(into.values()) / max(1, len({*network.region.tolist()}) - 1),
-        wasted=sum(node.swarm.wasted_bytes for node in swarm.nodes) / max(1, received),
+        wasted=sum(node.swarm.statistics.wasted_bytes for node in swarm.nodes) / max(1, received),
         bans=len(swarm.bans),
         peers=sum(len(node.pipes) for node in swarm.live.values()) / len(swarm.live),
         seconds=seconds,

@@ -141,7 +141,7 @@ class FluidSwarm:
     def join(self, name: str) -> None:
         """A node starts on an idle host, without chunks."""
         node = self._enter(name)
-        node.swarm.running(NO_VERSION)
+        node.swarm.accept_next(NO_VERSION)
         self.clock.note("joins", name)
         delay = self.net.delay(self.index[self.trainer], node.index)
         self._missing += 1
@@ -197,7 +197,7 @@ class FluidSwarm:
         """Tells the node's parents that it holds no version, before anything is published."""
         if node.name == self.trainer:
             return
-        node.swarm.running(NO_VERSION)
+        node.swarm.accept_next(NO_VERSION)
         for action in node.swarm.actions():
             if isinstance(action, Send):
                 self.live[action.peer].swarm.receive(node.name, action.message, self.clock.now)
@@ -293,7 +293,7 @@ class FluidSwarm:
         payload = node.payloads.get(id[:SHORT_ID_BYTES])
         if payload is None or node.name == self.trainer:
             return
-        node.swarm.running(payload.manifest.digest)
+        node.swarm.accept_next(payload.manifest.digest)
         first = self.trace.completed(node, payload, self.clock.now)
         self.clock.note("has", node.name, payload.manifest.version)
         if first and payload is self.payloads[-1]:

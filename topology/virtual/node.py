@@ -255,7 +255,7 @@ class VirtualNode:
         """Serves a version of this node's own."""
         self.traffic.transfer_begins(payload.manifest)
         self.payloads[payload.id[:SHORT_ID_BYTES]] = payload
-        self.swarm.publish(payload.id, payload.signed)
+        self.swarm.gossip.publish(payload.id, payload.signed)
         self.swarm.begin(payload.id, payload.manifest, payload.all_chunks, payload.no_chunks, self._clock.now)
         self.drain()
 
@@ -293,7 +293,7 @@ class VirtualNode:
                     case Ban():
                         self._listener.banned(self, action.peer, action.reason)
                     case VerifyManifest():
-                        swarm.manifest_verified(action, taken=True)
+                        swarm.gossip.verified(action, taken=True)
                         self.fetch(self._listener.manifest(action.id))
                     case _:
                         pass

@@ -119,7 +119,7 @@ class VirtualSwarm:
         for node in self.nodes.values():
             node.monitor.members(infos)
             if node.name != self.trainer:
-                node.swarm.running(NO_VERSION)
+                node.swarm.accept_next(NO_VERSION)
             node.start()
         for i, name in enumerate(network.names):
             for j, other in enumerate(network.names):
@@ -198,7 +198,7 @@ class VirtualSwarm:
         if node.name not in version.finished:
             version.finished[node.name] = self.clock.now - version.published
             self.clock.note("has", node.name, payload.manifest.version)
-            node.swarm.running(payload.manifest.digest)
+            node.swarm.accept_next(payload.manifest.digest)
 
     def _version_of(self, id: bytes) -> VersionRun:
         return self.versions[self.payloads[id].manifest.version - 1]

@@ -1,4 +1,4 @@
-"""What the chunk exchange asks its shell to do."""
+"""The actions that the chunk exchange has its shell carry out."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Send:
 class SendChunk:
     """Read a held chunk (manifest id of 32 bytes) and send it with its tag (see `exchange.trees`).
 
-    Say `flushed` with its size when it has left, and also when it could not be read; in that case say `lost` too. The
-    manifest may be exchanged no longer by then.
+    The shell calls `flushed` with its size once the kernel has taken it, and also if it cannot be read; then it calls
+    `lost`, too. The exchange may have ended the manifest by then.
     """
 
     peer: str
@@ -33,7 +33,7 @@ class SendChunk:
 
 @dataclass(frozen=True, slots=True)
 class Save:
-    """A verified chunk to keep, before any later `SendChunk` of it is carried out. If it cannot be kept, say `lost`."""
+    """Store a verified chunk, before any later `SendChunk` of it. If the store cannot, the shell calls `lost`."""
 
     id: bytes
     index: int
@@ -42,14 +42,14 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """Every wanted chunk of this manifest is held."""
+    """Note that the node holds every wanted chunk of this manifest."""
 
     id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Ban:
-    """Hang up on this peer and do not take it back before `until`."""
+    """Disconnect this peer and accept no connection of it before `until` (seconds)."""
 
     peer: str
     reason: str
@@ -58,8 +58,10 @@ class Ban:
 
 @dataclass(frozen=True, slots=True)
 class VerifyManifest:
-    """Check a signed manifest that this peer offered; answer `manifest_verified` or
-    `manifest_rejected`. id: 32 bytes, as the peer says."""
+    """Verify a signed manifest from this peer; the shell answers with `gossip.verified` or `gossip.rejected`.
+
+    id: 32 bytes, as the peer states it, which the shell verifies, too.
+    """
 
     peer: str
     id: bytes
@@ -68,8 +70,10 @@ class VerifyManifest:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """A peer says that this chunk came from here with other bytes: hash what the store holds, and say `lost` if it is
-    wrong. All other chunks of the manifest are hashed again before they are sent."""
+    """Hash a stored chunk that a peer reports as wrong, and call `lost` if it is.
+
+    The shell hashes all other chunks of the manifest again before it sends them.
+    """
 
     id: bytes
     index: int

@@ -1,4 +1,4 @@
-"""Availability: which peers hold which chunks, by their Haves and bitfields."""
+"""Availability: which peers hold which chunks, from their Bitfields, Haves and Rejects."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from p2psync.swarm.exchange.state import SwarmState
 
 
 class Availability:
-    """What the peers of one node hold."""
+    """Keeps which chunks each peer of one node holds."""
 
     def __init__(self, state: SwarmState, requests: RequestScheduler, publisher: PublisherSender) -> None:
         self._requests, self._publisher = requests, publisher
         self._transfers = state.transfers
 
     def bitfield(self, peer: Peer, message: Bitfield, now: float) -> None:
-        """A peer tells all that it holds of a manifest."""
+        """Handles a Bitfield: replaces the chunks of a manifest that a peer holds."""
         transfer = self._transfers.get(message.manifest)
         if transfer is None:
             peer.pending.put(message.manifest, message.bitmap)
@@ -29,18 +29,18 @@ class Availability:
         self._requests.announced(peer, transfer, [], [], now)
 
     def set_holds(self, peer: Peer, short: bytes, flags: Bits, now: float) -> None:
-        """A peer holds these chunks of a known manifest (short id), and no others."""
+        """Sets the chunks (flags) of a known manifest (short id) that a peer holds."""
         transfer, before = self._transfers[short], peer.holds.get(short)
         if before is not None:
             transfer.rarity -= before
         peer.holds[short] = flags
         transfer.rarity += flags
-        transfer.heard[flags] = np.minimum(transfer.heard[flags], now)
-        self._publisher.holds_flags(short, flags if before is None else flags & ~before, now)
+        transfer.available_since[flags] = np.minimum(transfer.available_since[flags], now)
+        self._publisher.confirm_flags(short, flags if before is None else flags & ~before, now)
 
     def have(self, peer: Peer, have: Have, now: float) -> None:
-        """A peer holds more chunks."""
-        peer.download.has_backlog(have.backlog, now)
+        """Handles a Have: adds chunks that a peer holds."""
+        peer.download.set_backlog(have.backlog, now)
         transfer = self._transfers.get(have.manifest)
         if transfer is None:
             peer.pending.add(have.manifest, have.chunks)
@@ -48,12 +48,12 @@ class Availability:
         theirs = peer.holds.get(have.manifest)
         if theirs is None:
             theirs = peer.holds[have.manifest] = np.zeros(transfer.chunks, np.bool_)
-        new = transfer.learn(theirs, have.chunks, now)
-        self._publisher.held_by_peer(have.manifest, new, now)
+        new = transfer.add_holder(theirs, have.chunks, now)
+        self._publisher.confirm(have.manifest, new, now)
         self._requests.announced(peer, transfer, have.chunks, have.tags, now)
 
     def dont_have(self, peer: Peer, short: bytes, now: float) -> None:
-        """A peer holds nothing of a manifest any more."""
+        """Handles a DontHave: a peer no longer holds any chunk of a manifest."""
         peer.pending.pop(short)
         peer.upload.subscribe(short, False)
         theirs = peer.holds.pop(short, None)
@@ -66,7 +66,7 @@ class Availability:
         self._requests.fill_all(now)
 
     def reject(self, peer: Peer, reject: Reject, now: float) -> None:
-        """A peer does not send chunks that were requested, and does not hold them."""
+        """Handles a Reject: a peer does not hold requested chunks, and will not send them."""
         transfer = self._transfers.get(reject.manifest)
         theirs = peer.holds.get(reject.manifest)
         if transfer is None or theirs is None:

@@ -1,4 +1,4 @@
-"""Flags of chunks, and the bitmaps of them that peers exchange."""
+"""Flags of chunks, and the bitmaps in which peers exchange them."""
 
 from __future__ import annotations
 

@@ -1,12 +1,10 @@
-"""Chunks that come: verified, saved, pushed on and announced; or of no use, or wrong."""
+"""The intake of chunks: verifies, saves, forwards and announces each; bans the senders of wrong ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from p2psync.protocol.messages import BadChunk, Chunk
 from p2psync.swarm.exchange.actions import Complete, Recheck, Save
-from p2psync.swarm.exchange.blame import MAX_BLAMED
+from p2psync.swarm.exchange.blame import MAX_WRONG_CHUNKS
 from p2psync.swarm.exchange.downlink import Downlink
 from p2psync.swarm.exchange.forwarding import Forwarding
 from p2psync.swarm.exchange.have_batch import HaveBatch
@@ -15,15 +13,15 @@ from p2psync.swarm.exchange.pending_chunks import PendingChunks
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
-from p2psync.swarm.exchange.trust import Trust
-
-#: Bans a peer (name) for a reason, at a time, for so many seconds (None: as long as the settings say).
-BanPeer = Callable[[str, str, float, "float | None"], None]
+from p2psync.swarm.exchange.trust import BanPeer, Trust
 
 
 class ChunkIntake:
-    """The chunks that one node receives. Bytes: received; wasted: of no use; pushed: useful ones that parents pushed.
-    downlink: how fast they come. pending: chunks whose manifest is not known yet."""
+    """Handles the chunks that one node receives.
+
+    received_bytes: of all chunks; wasted_bytes: of useless and wrong ones; pushed_bytes: of useful ones that parents
+    pushed. downlink: the download rate. pending: chunks whose manifest is not known yet.
+    """
 
     def __init__(
         self,
@@ -41,48 +39,48 @@ class ChunkIntake:
         self.pending = PendingChunks()
         self.received_bytes = self.wasted_bytes = self.pushed_bytes = 0
 
-    def came(self, peer: Peer, chunk: Chunk, now: float) -> None:
-        """A chunk came from a peer; its manifest may not be known yet."""
+    def receive(self, peer: Peer, chunk: Chunk, now: float) -> None:
+        """Handles a chunk from a peer; keeps a parent's chunk until its manifest is known."""
         size = len(chunk.data)
         self.received_bytes += size
         if not any(transfer.provider for transfer in self._transfers.values()):
             self.downlink.begin(now)
         self.downlink.arrived(size, now)
         if chunk.manifest not in self._transfers and chunk.tag and peer.name in self._state.trees.parents:
-            # Its manifest is on its way; until then it counts as useless, so that no peer can send such for ever.
-            self._sent_useless(peer, size, now)
+            # The manifest should follow. Until then the chunk counts as useless, which limits what a peer can send.
+            self._add_useless_bytes(peer, size, now)
             self.pending.put(peer.name, chunk)
         else:
-            self.known(peer.name, chunk, now)
+            self.process(peer.name, chunk, now)
 
-    def known(self, name: str, chunk: Chunk, now: float) -> None:
-        """A chunk came from a peer (name), and its manifest is known, or was never announced."""
+    def process(self, name: str, chunk: Chunk, now: float) -> None:
+        """Verifies and accepts a chunk from a peer (name), if this node still needs it."""
         peer, transfer = self._peers.get(name), self._transfers.get(chunk.manifest)
         if peer is None:
             return
         if transfer is None or not transfer.needs(chunk.index):
             self._on_useless_chunk(peer, transfer, chunk, now)
         elif transfer.manifest.verify_chunk(chunk.index, chunk.data):
-            self._gain(peer, transfer, chunk, now)
+            self._accept(peer, transfer, chunk, now)
         else:
             self.wasted_bytes += len(chunk.data)
-            seconds = self._trust.blame.wrong_chunk(name, chunk.manifest, chunk.index, now)
+            seconds = self._trust.blame.record_wrong_chunk(name, chunk.manifest, chunk.index, now)
             self._ban(name, f"chunk {chunk.index} did not have the hash that the manifest signs", now, seconds)
 
     def _on_useless_chunk(self, peer: Peer, transfer: Transfer | None, chunk: Chunk, now: float) -> None:
-        """A chunk came that was cancelled too late, came from another peer before, or was never asked for."""
+        """Counts a chunk that was cancelled too late, is a duplicate, or was not requested."""
         size, credit = len(chunk.data), peer.download.credit
         self.wasted_bytes += size
         if transfer is not None:
             self._requests.release(peer, transfer, chunk.index)
         peer.download.credit = max(0, credit - size)
-        self._sent_useless(peer, max(0, size - credit), now)
+        self._add_useless_bytes(peer, max(0, size - credit), now)
 
-    def _sent_useless(self, peer: Peer, size: int, now: float) -> None:
-        if self._trust.sent_useless(peer, size):
+    def _add_useless_bytes(self, peer: Peer, size: int, now: float) -> None:
+        if self._trust.add_useless_bytes(peer, size):
             self._ban(peer.name, "it keeps sending chunks that nobody asked it for", now, None)
 
-    def _gain(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
+    def _accept(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> None:
         short, size = chunk.manifest, len(chunk.data)
         peer.surplus = max(0, peer.surplus - size)
         if self._requests.arrived(peer, transfer, chunk, now):
@@ -93,13 +91,13 @@ class ChunkIntake:
         if transfer.complete:
             self._state.actions.append(Complete(transfer.id))
             self._haves.announce()
-        self._requests.filled(peer, transfer, now)
+        self._requests.refill(peer, transfer, now)
 
-    def accused(self, peer: Peer, message: BadChunk, now: float) -> None:
-        """A peer accuses this node; it may lie, so that the store alone is believed."""
+    def on_bad_chunk(self, peer: Peer, message: BadChunk, now: float) -> None:
+        """Handles a report of wrong chunks: has the store verify them, since the peer may lie."""
         transfer = self._transfers.get(message.manifest)
         if transfer is None or not message.chunks or not self._trust.blame.may_recheck(peer.name, now):
             return
-        for index in message.chunks[:MAX_BLAMED]:
+        for index in message.chunks[:MAX_WRONG_CHUNKS]:
             if index < transfer.chunks and transfer.held[index]:
                 self._state.actions.append(Recheck(transfer.id, index))

@@ -1,13 +1,14 @@
 """The chunk exchange of one node. Sans-I/O.
 
-The shell tells of peers (`peer_up`, `peer_down`), of messages (`receive`), of bytes that left (`flushed`), of the plan
-(`follow`) and of time (`poll`, no later than `next_wake`); after each it drains `actions` and carries them out. Time is
-in seconds of any monotonic clock; randomness comes from the generator given at the start: the same inputs give the same
-actions.
+The shell (sockets, or a simulator) calls the exchange for each event: peers (`peer_up`, `peer_down`), messages
+(`receive`), chunks that the kernel has taken (`flushed`), plans (`follow`) and time (`poll`, no later than
+`next_wake`). After each call it drains `actions` and carries them out. Times are in seconds of any monotonic clock;
+randomness comes from the generator passed in: the same inputs give the same actions.
 
-The publisher sends chunks down the plan's trees (`publisher_sender`), parents forward them (`forwarding`), and chunks
-that do not come so, or all of them where there is no plan, are requested (`request_scheduler`). All leave by the queues
-of the `upload_scheduler`. This module joins these parts, begins and ends transfers, and knows the peers.
+The publisher sends chunks down the plan's trees (`publisher_sender`), and parents forward them (`forwarding`). A node
+requests the chunks that no parent delivers, or all of them without a plan (`request_scheduler`). The
+`upload_scheduler` queues all chunks that a node sends. This module connects these parts, begins and ends transfers, and
+keeps the peers. Manifests, bans and figures have objects of their own: `gossip`, `trust`, `statistics`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from p2psync.protocol.messages import (
     Subscribe,
 )
 from p2psync.protocol.plan import NodePlan
-from p2psync.swarm.exchange.actions import Action, Ban, Complete, VerifyManifest
+from p2psync.swarm.exchange.actions import Action, Ban, Complete
 from p2psync.swarm.exchange.availability import Availability
 from p2psync.swarm.exchange.bitmap import Bits, pack_bitmap, unpack_bitmap
 from p2psync.swarm.exchange.chunk_intake import ChunkIntake
@@ -50,6 +51,7 @@ from p2psync.swarm.exchange.peer import Peer
 from p2psync.swarm.exchange.publisher_sender import PublisherSender
 from p2psync.swarm.exchange.request_scheduler import RequestScheduler
 from p2psync.swarm.exchange.state import SwarmState
+from p2psync.swarm.exchange.statistics import ExchangeStatistics
 from p2psync.swarm.exchange.transfer import Transfer
 from p2psync.swarm.exchange.trust import Trust
 from p2psync.swarm.exchange.upload import Upload
@@ -57,10 +59,13 @@ from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
 
 
 class Exchange:
-    """The chunk exchange of one node."""
+    """The chunk exchange of one node.
+
+    gossip: passes signed manifests down the trees. trust: the bans. statistics: the figures.
+    """
 
     def __init__(self, config: ExchangeConfig, rng: random.Random, name: str = "") -> None:
-        """name: under which this node's peers know it."""
+        """name: by which peers know this node."""
         self._config = config
         self._state = SwarmState(config, rng, name)
         self._transfers, self._peers = self._state.transfers, self._state.peers
@@ -69,19 +74,20 @@ class Exchange:
         self._forwarding = Forwarding(self._state, self._uploads, self._haves)
         self._publisher = PublisherSender(self._state, self._uploads, self._forwarding)
         self._requests = RequestScheduler(self._state)
-        self._gossip = ManifestGossiper(self._state)
-        self._trust = Trust(config)
+        self.gossip = ManifestGossiper(self._state, self._ban)
+        self.trust = Trust(config)
         self._availability = Availability(self._state, self._requests, self._publisher)
-        self._intake = ChunkIntake(self._state, self._requests, self._forwarding, self._haves, self._trust, self._ban)
+        self._intake = ChunkIntake(self._state, self._requests, self._forwarding, self._haves, self.trust, self._ban)
+        self.statistics = ExchangeStatistics(self._state, self._intake, self._uploads)
         self._accepts = b""
 
     # ---- transfers -------------------------------------------------------------------------------------------------
 
     def begin(self, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, now: float) -> None:
-        """Exchanges a manifest's chunks: announces `held`, fetches those `wanted` and not held (flags per chunk).
+        """Begins to exchange a manifest's chunks: announces `held`, fetches those `wanted` and not held (flags).
 
-        Beginning a known manifest again widens what is wanted, and takes the store's word on what is held. Emits
-        `Complete` at once if nothing is missing.
+        For a manifest that is exchanged already, adds to the wanted chunks, and marks chunks as lost that are not in
+        `held`. Emits `Complete` at once if no chunk is missing.
         """
         short = id[:SHORT_ID_BYTES]
         known = self._transfers.get(short)
@@ -89,7 +95,7 @@ class Exchange:
             for index in np.flatnonzero(known.held & ~held):
                 self.lost(id, int(index), now)
             known.widen(held, wanted)
-            self._begun(short, known, now)
+            self._start_fetch(short, known, now)
             return
         transfer = Transfer.begin(id, manifest, held, wanted, self._state.rng)
         self._transfers[short] = transfer
@@ -99,18 +105,18 @@ class Exchange:
                 self._availability.set_holds(peer, short, unpack_bitmap(bytes(pending), manifest.chunks), now)
         if manifest.base is None or manifest.version == manifest.base + 1:
             for peer in self._peers.values():
-                if peer.upload.accepts == manifest.base_digest:
-                    peer.upload.may_subscribe(short)
+                if peer.upload.accepts_next == manifest.base_digest:
+                    peer.upload.presume_subscribed(short)
         if self._accepts == NO_VERSION and not transfer.complete:
-            self.running(b"")  # the path to the newest version is chosen now
+            self.accept_next(b"")  # the follower has chosen a path to the newest version
         self._publisher.begin(transfer, short, now)
         for name in self._peers:
             self._forwarding.announce_all(name, transfer, short)
-        self._begun(short, transfer, now)
+        self._start_fetch(short, transfer, now)
         for name, chunk in self._intake.pending.pop(short):
-            self._intake.known(name, chunk, now)
+            self._intake.process(name, chunk, now)
 
-    def _begun(self, short: bytes, transfer: Transfer, now: float) -> None:
+    def _start_fetch(self, short: bytes, transfer: Transfer, now: float) -> None:
         if transfer.complete:
             self._state.actions.append(Complete(transfer.id))
         elif bool((transfer.needed | transfer.held).all()):
@@ -118,31 +124,18 @@ class Exchange:
         self._requests.fill_all(now)
 
     def _subscribe(self, short: bytes, transfer: Transfer, names: Iterable[str], now: float) -> None:
-        """Has a manifest's chunks pushed here by these parents, as far as they are connected."""
+        """Subscribes to a manifest's chunks at those of these parents that are connected."""
         connected = [name for name in sorted(names) if name in self._peers]
         for name in connected:
             self._state.send(name, Subscribe(short, True))
         if connected and not transfer.pushed:
             transfer.pushed = True
-            # Pushes are waited for from now on, since whenever peers hold chunks.
-            transfer.heard[transfer.heard < now] = now
-            self._requests.rest(now)
-
-    def publish(self, id: bytes, signed: bytes) -> None:
-        """A version of this node's own is about to begin: its manifest goes ahead of its chunks."""
-        self._gossip.publish(id, signed)
-
-    def manifest_verified(self, verify: VerifyManifest, *, taken: bool) -> None:
-        """A manifest from a peer has a trusted signature. taken: it is new, and passed on."""
-        self._gossip.verified(verify, taken=taken)
-
-    def manifest_rejected(self, verify: VerifyManifest, now: float) -> None:
-        """A manifest from a peer has no trusted signature."""
-        self._gossip.rejected(verify)
-        self._ban(verify.peer, "it offered a manifest that nobody trusted has signed", now)
+            # The timeout of a push begins now, not when a peer announced the chunk.
+            transfer.available_since[transfer.available_since < now] = now
+            self._requests.wake_at(now)
 
     def end(self, id: bytes) -> None:
-        """Neither fetches nor offers this manifest any longer."""
+        """Stops fetching and offering this manifest."""
         short = id[:SHORT_ID_BYTES]
         transfer = self._transfers.get(short)
         self._haves.forget(short)
@@ -159,7 +152,7 @@ class Exchange:
             self._state.send(peer.name, DontHave(short))
 
     def stop_fetch(self, id: bytes) -> None:
-        """Fetches no more of this manifest; what is held of it is still offered."""
+        """Stops fetching this manifest; still offers its held chunks."""
         short = id[:SHORT_ID_BYTES]
         transfer = self._transfers.get(short)
         if transfer is None:
@@ -172,95 +165,63 @@ class Exchange:
         transfer.stop_fetch()
 
     def lost(self, id: bytes, index: int, now: float) -> None:
-        """The store does not hold a chunk after all (the disk was full, or damaged): it is fetched again, and peers are
-        told to wait for none.
+        """Fetches a chunk again that the store does not hold after all (a full or damaged disk), and rejects it at all
+        peers, so that none waits for it.
 
-        A chunk that is lost again and again is fetched after growing pauses: a disk that keeps nothing must not keep
-        the network busy for ever.
+        After each further loss of the same chunk the pause doubles: a disk that keeps no data must not load the network
+        for ever.
         """
         short, config = id[:SHORT_ID_BYTES], self._config
         transfer = self._transfers.get(short)
         if transfer is None or not transfer.held[index]:
             return
         losses = transfer.losses.get(index, 0)
-        pause = min(config.rest_most, config.rest_first * 2.0 ** min(losses + 1, 30)) if losses else 0.0
-        transfer.lose(index, now + pause)
+        pause = config.refetch_pause_first * 2.0 ** min(losses + 1, 30) if losses else 0.0
+        pause = min(config.refetch_pause_most, pause)
+        transfer.mark_lost(index, now + pause)
         for peer in self._peers.values():
             self._state.send(peer.name, Reject(short, [index]))
             peer.upload.requested.pop((short, index), None)
-            peer.upload.take_back(short, [index])
+            peer.upload.allow_repush(short, [index])
         transfer.reopen(now)
-        self._requests.rest(now + pause)
+        self._requests.wake_at(now + pause)
         self._requests.fill_all(now)
 
     # ---- plan ------------------------------------------------------------------------------------------------------
 
-    def running(self, digest: bytes) -> None:
-        """The version of this digest is live here: parents push the next delta from it unasked. `NO_VERSION`: none is,
-        and they push the next anchor, until something is fetched here; empty: they push nothing unasked."""
-        self._accepts = digest
-        self._tell_accepts(self._state.trees.parents)
+    def accept_next(self, digest: bytes) -> None:
+        """Asks the parents to push the next delta from the live version of this digest before this node subscribes.
 
-    def _tell_accepts(self, names: Iterable[str]) -> None:
+        `NO_VERSION`: no version is live, and they push the next anchor, until a fetch begins; empty: they push no
+        unsolicited chunks.
+        """
+        self._accepts = digest
+        self._send_accept_next(self._state.trees.parents)
+
+    def _send_accept_next(self, names: Iterable[str]) -> None:
         for name in sorted(names):
             if name in self._peers:
                 self._state.send(name, AcceptNext(self._accepts))
 
     def follow(self, plan: NodePlan, now: float) -> None:
-        """Makes this the plan."""
+        """Replaces the plan."""
         before = self._state.trees.parents
         self._state.trees.follow(plan)
         added = self._state.trees.parents - before
-        self._tell_accepts(added)
+        self._send_accept_next(added)
         for short, transfer in self._transfers.items():
             if transfer.pushed and not transfer.complete:
                 self._subscribe(short, transfer, added, now)
         self._publisher.send(now)
 
-    def pace(self, rate: float) -> bool:
-        """Hands out so many bytes/s from now on, 0: as many as connections take. Returns whether anything had to wait
-        since the last call."""
+    def set_upload_rate(self, rate: float) -> bool:
+        """Limits uploads to bytes/s; 0: no limit. Returns whether the limit delayed a chunk since the last call."""
         bucket = self._uploads.bucket
         bucket.rate = rate
         limited, bucket.limited = bucket.limited, False
         return limited
 
     # ---- state -----------------------------------------------------------------------------------------------------
-
-    @property
-    def fetch_rate(self) -> float:
-        """See `Downlink.rate`."""
-        return self._intake.downlink.rate
-
-    @property
-    def received_bytes(self) -> int:
-        """Bytes of chunks that came."""
-        return self._intake.received_bytes
-
-    @property
-    def wasted_bytes(self) -> int:
-        """Bytes of chunks that were of no use."""
-        return self._intake.wasted_bytes
-
-    @property
-    def pushed_bytes(self) -> int:
-        """Bytes of useful chunks that parents pushed."""
-        return self._intake.pushed_bytes
-
-    @property
-    def sent_bytes(self) -> int:
-        """Bytes of chunks handed out."""
-        return self._uploads.sent_bytes
-
-    @property
-    def others_fetch(self) -> bool:
-        """See `SwarmState.others_fetch`."""
-        return self._state.others_fetch
-
-    def progress(self, id: bytes) -> tuple[int, int]:
-        """Returns (held, all) chunks of a manifest; (0, 0) if it is unknown."""
-        transfer = self._transfers.get(id[:SHORT_ID_BYTES])
-        return (int(transfer.held.sum()), transfer.chunks) if transfer else (0, 0)
 
     def needs(self, short: bytes, index: int) -> bool:
         """Returns whether a chunk (manifest: short id) is wanted and not held."""
@@ -271,36 +232,30 @@ class Exchange:
 
     @property
     def peers(self) -> Iterable[Peer]:
-        """Those connected now."""
+        """The connected peers."""
         return self._peers.values()
 
-    def banned(self, name: str, now: float) -> bool:
-        """Returns whether a peer is shut out."""
-        return self._trust.is_banned(name, now)
-
-    def banned_until(self, name: str) -> float:
-        """Returns when a peer may come back; before all time if it is not shut out."""
-        return self._trust.banned_until(name)
-
     def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
-        """A peer is connected; returns False if it is banned and must be hung up on. publishes: it is a publisher.
+        """Adds a connected peer; returns False if it is banned and the shell must disconnect it. publishes: it is a
+        publisher.
 
-        To be called again for a connected peer when one more connection to it is greeted, or one of several is lost:
-        messages may have been lost with a connection, or the peer may have noticed the loss of its last one sooner than
-        this node. What is held and wanted is told again, and nothing else changes. If the peer was started anew, call
-        `peer_down` first.
+        The shell calls this again for a connected peer when another connection to it is greeted, or one of several is
+        lost: messages may have been lost with a connection, or the peer may have noticed the loss of its last one
+        sooner than this node. The exchange then repeats its announcements and subscriptions, and changes nothing else.
+        For a peer that restarted, the shell calls `peer_down` first.
         """
-        if self._trust.is_banned(name, now):
+        if self.trust.is_banned(name, now):
             return False
-        surplus = self._trust.admit(name)
+        surplus = self.trust.peer_up(name)
         if name not in self._peers:
-            peer = Peer(name, near, publishes, Download(self._config), Upload(self._config.unasked), surplus=surplus)
+            download, upload = Download(self._config), Upload(self._config.unsolicited_bytes)
+            peer = Peer(name, near, publishes, download, upload, surplus=surplus)
             self._peers[name] = peer
-        for wrong in self._trust.blame.to_tell(name):
+        for wrong in self.trust.blame.take_accusations(name):
             self._state.send(name, wrong)
         is_parent = name in self._state.trees.parents
         if self._accepts and is_parent:
-            self._tell_accepts([name])
+            self._send_accept_next([name])
         for short, transfer in self._transfers.items():
             self._forwarding.announce_all(name, transfer, short)
             if transfer.pushed and not transfer.complete and is_parent:
@@ -308,25 +263,25 @@ class Exchange:
         return True
 
     def peer_down(self, name: str, now: float) -> None:
-        """A peer is gone: no peer owes what it owed."""
+        """Removes a disconnected peer, and requests the chunks that it owed from others."""
         peer = self._peers.pop(name, None)
         if peer is None:
             return
-        self._trust.leaves(peer, now)
+        self.trust.peer_down(peer, now)
         for short, theirs in peer.holds.items():
             self._transfers[short].rarity -= theirs
         self._publisher.peer_down(name, now)
-        self._gossip.peer_down(name)
+        self.gossip.peer_down(name)
         self._requests.peer_down(peer, now)
 
-    def connections(self, name: str, count: int) -> None:
-        """A peer has so many connections now."""
+    def set_connections(self, name: str, count: int) -> None:
+        """Sets how many connections a peer has."""
         peer = self._peers.get(name)
         if peer is not None:
             peer.upload.connections = count
 
     def flushed(self, name: str, size: int, now: float) -> None:
-        """`size` bytes of chunks handed out for this peer have left: its connections have room again."""
+        """Frees `size` bytes of a peer's connections: the kernel has taken chunks of a `SendChunk`."""
         peer = self._peers.get(name)
         if peer is not None:
             peer.upload.flushing = max(0, peer.upload.flushing - size)
@@ -336,32 +291,32 @@ class Exchange:
     # ---- time ------------------------------------------------------------------------------------------------------
 
     def poll(self, now: float) -> None:
-        """Does what time has made due."""
+        """Does all work that is due."""
         self._haves.poll(now)
         self._requests.poll(now)
         self._publisher.poll(now)
         self._uploads.poll(now)
 
     def next_wake(self) -> float:
-        """Returns when `poll` must be called next at the latest, if nothing else happens; infinite: never."""
+        """Returns the time of the next `poll` if no other event comes first; infinite: none is needed."""
         parts = self._haves, self._requests, self._publisher, self._uploads
         return min(part.next_wake for part in parts)
 
     def actions(self) -> list[Action]:
-        """Returns what is to be done now, in order, and empties the list."""
+        """Returns the actions for the shell, in order, and clears them."""
         done, self._state.actions = self._state.actions, []
         return done
 
     # ---- messages --------------------------------------------------------------------------------------------------
 
     def receive(self, name: str, message: Message, now: float) -> None:
-        """A message came from a connected peer; messages of others are ignored."""
+        """Handles a message of a connected peer; ignores messages of others."""
         peer = self._peers.get(name)
         if peer is None:
             return
         match message:
             case Chunk():
-                self._intake.came(peer, message, now)
+                self._intake.receive(peer, message, now)
             case Have():
                 self._availability.have(peer, message, now)
             case Bitfield():
@@ -377,11 +332,11 @@ class Exchange:
             case Subscribe():
                 self._on_subscribe(peer, message, now)
             case AcceptNext():
-                peer.upload.accepts = message.digest
+                peer.upload.accepts_next = message.digest
             case ManifestGossip():
-                self._gossip.came(name, message)
+                self.gossip.receive(name, message)
             case BadChunk():
-                self._intake.accused(peer, message, now)
+                self._intake.on_bad_chunk(peer, message, now)
             case Ping():
                 self._state.send(name, Pong(message.token))
             case _:
@@ -395,6 +350,6 @@ class Exchange:
             self._publisher.subscribed(message.manifest, now)
 
     def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
-        until = self._trust.ban(name, now, self._config.ban if seconds is None else seconds)
+        until = self.trust.ban(name, now, self._config.ban if seconds is None else seconds)
         self.peer_down(name, now)
         self._state.actions.append(Ban(name, reason, until))

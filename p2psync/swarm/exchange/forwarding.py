@@ -1,6 +1,6 @@
-"""Tree forwarding: a chunk that came down a tree of the plan is pushed to the children there as soon as it is verified.
+"""Tree forwarding: a node pushes each chunk that came down a tree to its children there, as soon as it is verified.
 
-A parent tells each child which chunks wait for it, so that the child knows what the parent owes.
+A parent announces to each child the chunks that it has queued for it, so that the child knows what the parent owes.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ from p2psync.swarm.exchange.upload_scheduler import UploadScheduler
 
 
 class Forwarding:
-    """The pushes of one node to its children."""
+    """Forwards chunks from one node to its children."""
 
     def __init__(self, state: SwarmState, uploads: UploadScheduler, haves: HaveBatch) -> None:
         self._state, self._uploads, self._haves = state, uploads, haves
 
     def forward(self, transfer: Transfer, short: bytes, index: int, tag: int, now: float) -> None:
-        """A chunk came down the tree of this tag."""
+        """Pushes a chunk to the children in the tree of this tag; 0: none."""
         if tag:
             transfer.tags[index] = tag
             for name in self._state.trees.children_of(tag):
                 self._uploads.push(name, transfer, short, index, now)
 
     def subscribed(self, name: str, transfer: Transfer, short: bytes, now: float) -> None:
-        """A peer subscribed: it is pushed what went down trees in which it is a child."""
+        """Pushes to a new subscriber the held chunks of the trees in which it is a child."""
         for index, tag in sorted(transfer.tags.items()):
             if transfer.held[index] and name in self._state.trees.children_of(tag):
                 self._uploads.push(name, transfer, short, index, now)
         self._announce_queue(name, transfer, short)
 
     def announce_all(self, name: str, transfer: Transfer, short: bytes) -> None:
-        """Tells a peer all that is held of a manifest, and which of it waits for the peer."""
-        if not transfer.silent and transfer.held.any():
+        """Announces to a peer all held chunks of a manifest, and those that are queued for it."""
+        if not transfer.unannounced and transfer.held.any():
             self._state.send(name, Bitfield(short, pack_bitmap(transfer.held)))
             self._announce_queue(name, transfer, short)
 

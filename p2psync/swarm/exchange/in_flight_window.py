@@ -1,20 +1,20 @@
-"""The publisher's in-flight window: how many chunks of a manifest may be under way down the trees.
+"""The publisher's in-flight window: how many chunks of a manifest may be in flight down the trees.
 
 The publisher sees the first hop of a tree only; a slow link further down shows in chunks that receivers lack. The
-window is what the trees carry while one chunk gets around (Little's law), times a gain as in BBR's congestion control
-(Cardwell et al., 2017), with a little for each path so that no relay is idle:
+window is what the trees carry in one latency (Little's law), times a gain as in BBR's congestion control (Cardwell et
+al., 2017), plus some chunks for each path so that no relay is idle:
 
     size = gain * rate * latency + per_path * paths
 
-- rate: chunks/s, the planned one, or the most that was delivered in one of the last intervals.
-- latency: seconds until a receiver holds a chunk, in the mean over all receivers; of each path the least one, which
-  waited in the fewest queues, and over the paths halfway from the least to the mean.
+- rate: chunks/s, the planned rate, or the highest delivery rate of the last intervals.
+- latency: mean seconds until a receiver holds a chunk; of each path the least sample, which met the shortest queues;
+  over the paths, halfway from the least to the mean.
 
 A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
 which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
 
-A path is the set of first hops that trees share. It may have its share of the window several times, not more: a path
-that delivers nothing takes nothing.
+Trees with the same first hops form a path. A path may fill a multiple of its share of the window, so that a path that
+delivers no chunk gets no more of them.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 
 @dataclass(slots=True)
 class _Chunk:
-    """One chunk under way. Seconds.
+    """One chunk in flight. Seconds.
 
-    tree: its number in the plan; None: the plan changed since it was sent. missing: the share of the receivers that
-    lack it. latency: for how long each receiver has lacked it, in the mean. again: it was sent before.
+    tree: its number in the plan; None: the plan changed since. missing: the share of the receivers that lack it.
+    latency: for how long a receiver has lacked it, in the mean. is_resent: the publisher had sent it before.
     """
 
     index: int
     tree: int | None
     sent_at: float
-    again: bool
+    is_resent: bool
     missing: float = 1.0
     latency: float = 0.0
 
@@ -49,19 +49,19 @@ class _Chunk:
 class _Path:
     """The trees that begin at the same first hops.
 
-    share: of the plan's rate. under_way: chunks, each as the share of the receivers that lack it. quickest: the chunk
-    with the least latency.
+    share: of the plan's rate. in_flight: chunks, each as the share of the receivers that lack it. quickest: the
+    delivered chunk with the least latency.
     """
 
     share: float = 0.0
-    under_way: float = 0.0
+    in_flight: float = 0.0
     quickest: _Chunk | None = None
 
 
 @dataclass(slots=True)
 class _Tree:
-    """path: on which it begins. rate: planned chunks/s. completion: smoothed seconds until all receivers hold a chunk;
-    0: not known."""
+    """One tree of the plan. path: where it begins. rate: planned chunks/s. completion: smoothed seconds until all
+    receivers hold a chunk; 0: not known."""
 
     path: _Path
     rate: float
@@ -69,33 +69,30 @@ class _Tree:
 
 
 class InFlightWindow:
-    """The chunks of one manifest that are under way.
-
-    size: how many may be.
-    """
+    """The chunks of one manifest that are in flight. size: how many may be."""
 
     def __init__(self, config: ExchangeConfig, *, unlimited: bool = False) -> None:
-        """unlimited: any number of chunks may be under way."""
+        """unlimited: any number of chunks may be in flight."""
         self._config, self._unlimited = config, unlimited
         self._chunks: dict[int, _Chunk] = {}
         self._sent: set[int] = set()
         self._paths: list[_Path] = []
         self._trees: list[_Tree] = []
-        #: How many of the chunks that were sent each receiver holds that is no straggler.
+        #: How many of the sent chunks each receiver holds, stragglers excluded.
         self._counts: dict[str, int] = {}
         self._rate = 0.0
-        self._under_way = 0.0
+        self._in_flight = 0.0
         self._prior_latency = config.latency_first
         self._receivers: set[str] = set()
-        #: Chunks/s that were delivered in each of the last intervals.
+        #: Delivered chunks/s in each of the last intervals.
         self._rates: deque[float] = deque(maxlen=config.delivery_intervals)
         self._delivered = 0.0
         self._interval_began = self._updated_at = 0.0
         self.size = 0.0
 
     def follow(self, rates: Sequence[float], first_hops: Sequence[Hashable]) -> None:
-        """Makes these the trees: chunks/s and first hops of each. Chunks that are under way still count."""
-        # What was measured is the best guess for paths that were not tried yet.
+        """Replaces the trees: chunks/s and first hops of each. Chunks in flight still count."""
+        # The measured latency is the best estimate for paths without a sample.
         self._prior_latency = self._latency()
         self._rate = sum(rates)
         paths: dict[Hashable, _Path] = {}
@@ -108,7 +105,7 @@ class InFlightWindow:
         self._resize()
 
     def planned_rate(self, tree: int) -> float:
-        """Returns the chunks/s that a tree is planned to carry."""
+        """Returns the planned chunks/s of a tree."""
         return self._trees[tree].rate
 
     # ---- limits ----------------------------------------------------------------------------------------------------
@@ -116,56 +113,58 @@ class InFlightWindow:
     @property
     def is_full(self) -> bool:
         """Whether no tree may take a chunk."""
-        return not self._unlimited and self._under_way + 0.5 >= self.size
+        return not self._unlimited and self._in_flight + 0.5 >= self.size
 
     def has_room(self, tree: int) -> bool:
         """Returns whether a tree may take a chunk."""
         return self._unlimited or not (self.is_full or self.load(tree) >= 1)
 
     def load(self, tree: int) -> float:
-        """Returns what a tree's path has under way with one chunk more, as a part of what it may have."""
+        """Returns the load of a tree's path with one chunk more in flight, as a part of the path's bound."""
         path, config = self._trees[tree].path, self._config
-        return (path.under_way + 0.5) / max(config.path_least, config.path_gain * path.share * self.size)
+        return (path.in_flight + 0.5) / max(config.path_least, config.path_gain * path.share * self.size)
 
     def slow_trees(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
-        """Returns those of these trees by which the next chunk would be complete later than the last of `chunks` by the
-        others: the publisher sends the last chunks where they are complete soonest."""
+        """Returns those of these trees that would complete one chunk later than the others complete all `chunks`.
+
+        The publisher sends the last chunks down the other trees, which complete them sooner.
+        """
         ranked = sorted((self._trees[tree].completion, tree) for tree in trees)
         if not ranked or not ranked[0][0]:
             return frozenset()
-        rate = under_way = 0.0
+        rate = in_flight = 0.0
         for i, (completion, tree) in enumerate(ranked):
-            # The faster trees alone would have completed all by then.
-            if rate and (chunks + under_way) / rate <= self._config.completion_part * completion:
+            # The faster trees alone complete all chunks by then.
+            if rate and (chunks + in_flight) / rate <= self._config.completion_part * completion:
                 return frozenset(slower for _, slower in ranked[i:])
             rate += self._trees[tree].rate
-            under_way += self._trees[tree].rate * self._config.completion_part * completion
+            in_flight += self._trees[tree].rate * self._config.completion_part * completion
         return frozenset()
 
     # ---- events ----------------------------------------------------------------------------------------------------
 
     def sent(self, index: int, tree: int, now: float) -> None:
-        """Adds a chunk that was sent down a tree."""
+        """Adds a chunk that the publisher sent down a tree."""
         if index in self._chunks:
             self._remove(index)
         if not self._sent:
             self._interval_began = self._updated_at = now
         chunk = self._chunks[index] = _Chunk(index, tree, now, index in self._sent)
         self._sent.add(index)
-        self._count(chunk, 1.0)
+        self._add_in_flight(chunk, 1.0)
 
     def is_due(self, now: float) -> bool:
-        """Returns whether it is time for an update."""
-        return bool(self._chunks) and now - self._updated_at >= self._config.look_every
+        """Returns whether an update is due."""
+        return bool(self._chunks) and now - self._updated_at >= self._config.poll_interval
 
     def update(self, holds: Mapping[str, Bits], now: float) -> None:
-        """Takes in what the receivers hold (flags per chunk, by name)."""
+        """Updates the window with the chunks that each receiver holds (flags, by name)."""
         if not self.is_due(now):
             return
         passed, self._updated_at = now - self._updated_at, now
-        self._meet([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
+        self._add_receivers([theirs for name, theirs in holds.items() if name not in self._receivers], len(holds), now)
         self._receivers = set(holds)
-        kept = self._keeping_up(holds)
+        kept = self._without_stragglers(holds)
         indices = list(self._chunks)
         missing = sum((~theirs[indices] for theirs in kept), np.zeros(len(indices))) / max(1, len(kept))
         for index, share in zip(indices, missing.tolist(), strict=True):
@@ -173,10 +172,10 @@ class InFlightWindow:
             age = now - chunk.sent_at
             # A new receiver has lacked the chunk since it was sent.
             chunk.latency += chunk.missing * min(passed, age) + max(0.0, share - chunk.missing) * age
-            self._count(chunk, share - chunk.missing)
+            self._add_in_flight(chunk, share - chunk.missing)
             chunk.missing = share
             if not share:
-                self._learn(chunk, age)
+                self._sample(chunk, age)
             if not share or age > self._config.chunk_timeout:
                 self._remove(index)
         interval = now - self._interval_began
@@ -185,17 +184,17 @@ class InFlightWindow:
             self._interval_began, self._delivered = now, 0.0
         self._resize()
 
-    def _meet(self, new: Sequence[Bits], receivers: int, now: float) -> None:
-        """Mends the latencies: a new receiver that lacks the quickest chunk has lacked it since it was sent."""
+    def _add_receivers(self, new: Sequence[Bits], receivers: int, now: float) -> None:
+        """Corrects the latencies: a new receiver that lacks the quickest chunk has lacked it since it was sent."""
         for chunk in filter(None, (path.quickest for path in self._paths)):
             lacking = sum(not theirs[chunk.index] for theirs in new) / max(1, receivers)
             age = min(self._config.latency_most, now - chunk.sent_at)
             chunk.latency += lacking * max(0.0, age - chunk.latency)
 
-    def _keeping_up(self, holds: Mapping[str, Bits]) -> list[Bits]:
-        """Returns what the receivers hold that are no stragglers; counts what was delivered to them."""
+    def _without_stragglers(self, holds: Mapping[str, Bits]) -> list[Bits]:
+        """Returns the flags of the receivers that are no stragglers; counts the chunks delivered to them."""
         sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
-        # Of two receivers, each is behind by a window now and then.
+        # Each of two receivers may be a window behind the other at times.
         most = self.size * max(1.5, config.straggler_share * len(holds)) + 1
         counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
         before, self._counts = self._counts, {name: n for name, n in counts.items() if len(sent) - n <= most} or counts
@@ -203,9 +202,9 @@ class InFlightWindow:
         self._delivered += new / max(1, len(self._counts))
         return [holds[name] for name in self._counts]
 
-    def _learn(self, chunk: _Chunk, age: float) -> None:
-        """Takes in how long a chunk was under way. One that was sent again may have come by the first time."""
-        if chunk.tree is None or chunk.again:
+    def _sample(self, chunk: _Chunk, age: float) -> None:
+        """Samples the latency of a delivered chunk; not of a resent one, which may have arrived the first time."""
+        if chunk.tree is None or chunk.is_resent:
             return
         tree = self._trees[chunk.tree]
         path = tree.path
@@ -220,20 +219,20 @@ class InFlightWindow:
         ) * self._latency() + config.window_per_path * len(self._paths)
 
     def _latency(self) -> float:
-        """Returns the seconds until a receiver holds a chunk that meets no queues."""
+        """Returns the latency of a chunk that meets no queues (seconds)."""
         config, latency = self._config, self._prior_latency
         known = [(path.quickest.latency, path.share) for path in self._paths if path.quickest is not None]
         if known:
             mean = sum(latency * share for latency, share in known) / sum(share for _, share in known)
             latency = (min(known)[0] + mean) / 2
-        # Receivers tell what they hold after a while only.
+        # Receivers announce pushed chunks only after this delay.
         return min(config.latency_most, max(config.have_delay_pushed, latency))
 
-    def _count(self, chunk: _Chunk, more: float) -> None:
-        self._under_way += more
+    def _add_in_flight(self, chunk: _Chunk, more: float) -> None:
+        self._in_flight += more
         if chunk.tree is not None:
-            self._trees[chunk.tree].path.under_way += more
+            self._trees[chunk.tree].path.in_flight += more
 
     def _remove(self, index: int) -> None:
         chunk = self._chunks.pop(index)
-        self._count(chunk, -chunk.missing)
+        self._add_in_flight(chunk, -chunk.missing)

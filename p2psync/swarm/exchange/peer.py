@@ -1,4 +1,4 @@
-"""One connected peer: what it holds, what it owes this node, what this node is to send to it."""
+"""One connected peer: the chunks that it holds, its download and its upload."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.download import Download
 from p2psync.swarm.exchange.upload import Upload
 
-#: Bytes of bitmaps that a peer may send of manifests which this node does not know yet; beyond it, the oldest one is
-#: forgotten. Thousands of small manifests fit, or a dozen of half a million chunks each.
+#: Bytes of one peer's bitmaps of unknown manifests; beyond it, the node drops the oldest. Thousands of small manifests
+#: fit, or a dozen of half a million chunks each.
 MAX_PENDING_BYTES = 1 << 20
 _PENDING_OVERHEAD = 64
 
@@ -22,11 +22,8 @@ class PendingBitfields:
         self._bitmaps: OrderedDict[bytes, bytearray] = OrderedDict()
         self._nbytes = 0
 
-    def __len__(self) -> int:
-        return len(self._bitmaps)
-
     def put(self, short: bytes, bitmap: bytes | bytearray) -> None:
-        """Keeps this as the peer's bitmap of a manifest."""
+        """Replaces the bitmap of a manifest."""
         self.pop(short)
         self._bitmaps[short] = bytearray(bitmap)
         self._nbytes += len(bitmap) + _PENDING_OVERHEAD
@@ -35,7 +32,7 @@ class PendingBitfields:
             self._nbytes -= len(forgotten) + _PENDING_OVERHEAD
 
     def add(self, short: bytes, chunks: list[int]) -> None:
-        """Keeps these chunks in addition to what was kept before."""
+        """Adds these chunks to the bitmap of a manifest."""
         if not chunks:
             return
         bitmap = self.pop(short) or bytearray()
@@ -45,7 +42,7 @@ class PendingBitfields:
         self.put(short, bitmap)
 
     def pop(self, short: bytes) -> bytearray | None:
-        """Forgets the bitmap of a manifest, and returns it."""
+        """Removes the bitmap of a manifest, and returns it; None if there is none."""
         bitmap = self._bitmaps.pop(short, None)
         if bitmap is not None:
             self._nbytes -= len(bitmap) + _PENDING_OVERHEAD
@@ -54,8 +51,12 @@ class PendingBitfields:
 
 @dataclass(slots=True)
 class Peer:
-    """near: in this node's region. publisher: it publishes. holds: flags per chunk of each manifest. surplus: useless
-    bytes that it sent, less the useful ones."""
+    """One connected peer.
+
+    near: in this node's region. publisher: it publishes. download: what it owes this node; upload: what this node sends
+    to it. holds: flags of the chunks that it holds, by manifest; pending: the same of unknown manifests. surplus:
+    useless bytes that it sent, less the useful ones.
+    """
 
     name: str
     near: bool

@@ -1,4 +1,4 @@
-"""Chunks that were pushed here before their manifest came: kept for a moment, within bounds, and not yet verified."""
+"""Pending chunks: pushed to this node before it knows their manifest; bounded, and not verified yet."""
 
 from __future__ import annotations
 
@@ -6,31 +6,26 @@ from collections import OrderedDict
 
 from p2psync.protocol.messages import Chunk
 
-#: Bytes that are kept in all; beyond it, the oldest manifest's chunks are forgotten, and will be pulled.
+#: Bytes of all pending chunks; beyond it, the node drops the chunks of the oldest manifest, and requests them later.
 MAX_PENDING_CHUNK_BYTES = 8 << 20
 
 
 class PendingChunks:
-    """By the manifest's short id, in order of coming, with who sent each."""
+    """The pending chunks and their senders, by the manifest's short id, in order of arrival. nbytes: of all."""
 
     def __init__(self) -> None:
         self._chunks: OrderedDict[bytes, list[tuple[str, Chunk]]] = OrderedDict()
-        self._nbytes = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that are kept now."""
-        return self._nbytes
+        self.nbytes = 0
 
     def put(self, peer: str, chunk: Chunk) -> None:
-        """Keep a chunk."""
+        """Adds a chunk from a peer (name)."""
         self._chunks.setdefault(chunk.manifest, []).append((peer, chunk))
-        self._nbytes += len(chunk.data)
-        while self._nbytes > MAX_PENDING_CHUNK_BYTES:
+        self.nbytes += len(chunk.data)
+        while self.nbytes > MAX_PENDING_CHUNK_BYTES:
             self.pop(next(iter(self._chunks)))
 
     def pop(self, short: bytes) -> list[tuple[str, Chunk]]:
-        """Forget what came of a manifest, and return it."""
+        """Removes the chunks of a manifest, and returns them with their senders."""
         found = self._chunks.pop(short, [])
-        self._nbytes -= sum(len(chunk.data) for _, chunk in found)
+        self.nbytes -= sum(len(chunk.data) for _, chunk in found)
         return found

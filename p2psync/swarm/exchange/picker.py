@@ -1,8 +1,8 @@
 """Which chunks to request of a peer. Pure.
 
-Rarest first, equally rare ones in another order at each node. Each node of a region fetches its own part of the chunks
-from other regions, and has the rest from the nodes beside it; which part is whose follows from the chunks' numbers
-alone (Knuth's multiplicative hash).
+Rarest first; each node orders equally rare chunks differently. Each node of a region fetches its own part of the chunks
+from other regions, and the rest from nodes of its region. The parts follow from the chunks' numbers alone (Knuth's
+multiplicative hash).
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """The publisher's sender: which chunk goes down which tree of the plan, and when.
 
-The node that publishes gives each chunk to one tree: of those whose first hops have room, to the one that is furthest
-behind its share. A tree may be a little ahead of its share, so that a fast first hop does not take what the links
-behind it cannot carry; a tree whose first hops have had no room for a while does not hold the others back. The chunks
-under way are limited by an in-flight window (`in_flight_window`): the rate at which they reach all receivers, times
-the time that this takes.
+The publisher sends each chunk down one tree: of those whose first hops have room, the one that is furthest behind its
+share. A tree may be a little ahead of its share, so that a fast first hop does not take more than the links behind it
+carry; a tree whose first hops have had no room for a while does not hold the others back. An in-flight window
+(`in_flight_window`) limits the chunks in flight.
 
-While it sends, the publisher does not say what it holds: all would request it, and its uplink would carry chunks twice.
-It hears who holds what it sent. A chunk that no peer holds after a while, or whose first hop is gone, goes down another
-tree. Once all chunks are sent and held by some peer, or nothing moves, the publisher tells everybody what it holds.
+While it sends, the publisher does not announce its chunks: all peers would request them, and its uplink would carry
+them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its first hop
+disconnects, the publisher sends it down another tree. Once peers have confirmed all chunks, or transfers stall, the
+publisher announces its chunks to all peers.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class Publication:
-    """How far the publisher is with one manifest. Seconds.
+    """The progress of publishing one manifest. Seconds.
 
-    waiting: chunks to send, in order. sent_at: when a chunk was last sent; heard_at: when a peer last said to hold one.
-    window: the chunks under way. revision, sent: the plan, and how many chunks went down each of its trees. room_at:
-    when the first hops of each tree last had room. unheard: chunks that were sent and that no peer says to hold, with
-    their tree and the time. usual: smoothed time until a peer holds a chunk.
+    unsent: chunks to send, in order. sent_at: when a chunk was last sent; confirmed_at: when a peer last announced one.
+    window: the chunks in flight. revision, sent: the plan, and how many chunks went down each of its trees.
+    planned_at: when the plan came. room_at: when the first hops of each tree last had room. unconfirmed: chunks that
+    were sent and that no peer announces, with their tree and the time. delivery_seconds: smoothed time until a peer
+    announces a chunk.
     """
 
-    waiting: deque[int]
+    unsent: deque[int]
     sent_at: float
     window: InFlightWindow
-    heard_at: float = -_NEVER
+    confirmed_at: float = -_NEVER
     revision: int = 0
     planned_at: float = 0.0
     sent: list[int] = field(default_factory=list)
     room_at: list[float] = field(default_factory=list)
-    unheard: dict[int, tuple[int, float]] = field(default_factory=dict)
-    usual: float = 0.0
+    unconfirmed: dict[int, tuple[int, float]] = field(default_factory=dict)
+    delivery_seconds: float = 0.0
 
     def follow(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
-        """Counts shares from here if this is another plan. first_hops: of each tree."""
+        """Follows a new plan, and counts the trees' shares from now on. first_hops: of each tree."""
         trees = len(plan.shares)
-        # A hub that was started anew may give the same revision to another plan.
+        # A restarted hub may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
@@ -65,12 +66,12 @@ class Publication:
             self.window.follow(rates, [tuple(hops) for hops in first_hops])
 
     def next_tree(self, ready: Sequence[int], shares: Sequence[int], config: ExchangeConfig, now: float) -> int | None:
-        """Returns the tree for the next chunk, of those whose first hops have room; None: wait."""
+        """Returns the tree for the next chunk, of those whose first hops have room (`ready`); None: wait."""
         ready = [tree for tree in ready if self.window.has_room(tree)]
         for tree in ready:
             self.room_at[tree] = now
         moving = [tree for tree, at in enumerate(self.room_at) if now - at < config.stalled_after]
-        slow = self.window.slow_trees(moving, len(self.waiting))
+        slow = self.window.slow_trees(moving, len(self.unsent))
         moving = [tree for tree in moving if tree not in slow]
         sent, share = (sum(values[tree] for tree in moving) for values in (self.sent, shares))
         most = {tree: (1 + config.ahead) * (sent + 1) * shares[tree] / share + 1 for tree in moving}
@@ -82,17 +83,17 @@ class Publication:
 
         return min(behind, key=order, default=None)
 
-    def held_by_peer(self, chunks: Iterable[int], now: float) -> None:
-        """A peer says to hold chunks that were sent."""
-        self.heard_at = now
+    def confirm(self, chunks: Iterable[int], now: float) -> None:
+        """Marks sent chunks as confirmed, and samples their delivery times."""
+        self.confirmed_at = now
         for index in chunks:
-            sent = self.unheard.pop(index, None)
+            sent = self.unconfirmed.pop(index, None)
             if sent is not None:
-                self.usual += (now - sent[1] - self.usual) / 8
+                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) / 8
 
 
 class PublisherSender:
-    """The publications of one node. `poll` is due at `next_wake`."""
+    """Sends the manifests that one node publishes. `poll` is due at `next_wake`."""
 
     def __init__(self, state: SwarmState, uploads: UploadScheduler, forwarding: Forwarding) -> None:
         self._state, self._uploads, self._forwarding = state, uploads, forwarding
@@ -102,114 +103,117 @@ class PublisherSender:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def begin(self, transfer: Transfer, short: bytes, now: float) -> None:
-        """Sends what is held of a manifest down the trees, if they begin here.
+        """Sends the held chunks of a manifest down the trees, if this node is their publisher.
 
-        Co-publishers hold different chunks, which go down the same trees.
+        Co-publishers hold different chunks, and send them down the same trees.
         """
         held = np.flatnonzero(transfer.held).tolist()
         if self._state.trees.is_publisher and held:
-            transfer.silent = True
+            transfer.unannounced = True
             self._publications[short] = Publication(deque(held), now, self._window(transfer))
-            self.next_wake = min(self.next_wake, now + self._state.config.look_every)
+            self.next_wake = min(self.next_wake, now + self._state.config.poll_interval)
             self.send(now)
 
     def end(self, short: bytes) -> None:
-        """The manifest is exchanged no longer."""
+        """Stops sending a manifest."""
         self._publications.pop(short, None)
 
-    def held_by_peer(self, short: bytes, chunks: Iterable[int], now: float) -> None:
-        """A peer says to hold these chunks, which it did not before."""
+    def confirm(self, short: bytes, chunks: Iterable[int], now: float) -> None:
+        """Confirms chunks that a peer newly announced."""
         publication = self._publications.get(short)
         if publication is not None:
-            # A peer that claims chunks which were not sent yet must not keep the publisher silent.
+            # A peer that claims unsent chunks must not keep the publisher from announcing.
             sent = [index for index in chunks if index in self._state.transfers[short].tags]
             if sent:
-                publication.held_by_peer(sent, now)
-            self._tell_if_over(short, publication, now)
+                publication.confirm(sent, now)
+            self._announce_if_over(short, publication, now)
 
-    def holds_flags(self, short: bytes, flags: Bits, now: float) -> None:
-        """A peer says to hold these chunks (flags)."""
+    def confirm_flags(self, short: bytes, flags: Bits, now: float) -> None:
+        """Confirms chunks (flags) that a peer newly announced."""
         if short in self._publications:
-            self.held_by_peer(short, np.flatnonzero(flags).tolist(), now)
+            self.confirm(short, np.flatnonzero(flags).tolist(), now)
 
     def subscribed(self, short: bytes, now: float) -> None:
-        """A peer subscribed to a manifest."""
+        """Sends to a peer that subscribed to a manifest."""
         if short in self._publications:
             self.next_wake = min(self.next_wake, now)
         self.send(now)
 
     def peer_down(self, name: str, now: float) -> None:
-        """A first hop is gone: chunks that it alone may have go down another tree."""
+        """Resends the unconfirmed chunks of a disconnected first hop down other trees."""
         for short, publication in self._publications.items():
             trees = {tree for tree, hops in enumerate(self._state.trees.children) if name in hops}
-            lost = [index for index, (tree, _) in publication.unheard.items() if tree in trees]
-            self._send_again(short, publication, lost)
+            lost = [index for index, (tree, _) in publication.unconfirmed.items() if tree in trees]
+            self._resend(short, publication, lost)
         self.send(now)
 
     def poll(self, now: float) -> None:
-        """Does what is due."""
+        """Resends overdue chunks, announces finished publications, and sends more chunks, if due."""
         if now < self.next_wake:
             return
         for short, publication in list(self._publications.items()):
-            self._send_again(short, publication, self._overdue(short, publication, now))
-            self._tell_if_over(short, publication, now)
+            self._resend(short, publication, self._overdue(short, publication, now))
+            self._announce_if_over(short, publication, now)
         self.send(now)
         config, wakes = self._state.config, [_NEVER]
         for short, publication in self._publications.items():
-            if self._state.transfers[short].silent:
-                wakes.append(max(publication.sent_at, publication.heard_at) + config.tell_after)
-            wakes += [at + self._again_after(publication) for _, at in publication.unheard.values()]
-            if publication.waiting and self._takers(short):
-                wakes.append(now + config.look_every)
+            if self._state.transfers[short].unannounced:
+                wakes.append(max(publication.sent_at, publication.confirmed_at) + config.announce_after)
+            wakes += [at + self._resend_after(publication) for _, at in publication.unconfirmed.values()]
+            if publication.unsent and self._takers(short):
+                wakes.append(now + config.poll_interval)
         self.next_wake = max(now + 0.01, min(wakes))
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, now: float) -> None:
-        """Sends the chunks that there is room for, manifest by manifest."""
+        """Sends chunks while windows and first hops have room, manifest by manifest."""
         plan = self._state.trees.plan
         for short, publication in self._publications.items():
-            if plan is not None and publication.waiting:
+            if plan is not None and publication.unsent:
                 self._send(short, publication, plan, now)
 
     def _send(self, short: bytes, publication: Publication, plan: NodePlan, now: float) -> None:
         state, transfer = self._state, self._state.transfers[short]
-        publication.follow(plan, state.trees.children, transfer.typical, now)
+        publication.follow(plan, state.trees.children, transfer.mean_chunk_bytes, now)
         if publication.window.is_due(now):
             publication.window.update(self._held(short, transfer), now)
         if publication.window.is_full:
             return
         takers = self._takers(short)
         hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
-        while publication.waiting:
-            index = publication.waiting[0]
+        while publication.unsent:
+            index = publication.unsent[0]
             trees = [tree for tree in hops if hops[tree]]
-            # A chunk that is sent again goes another way, if there is one.
+            # A resent chunk takes another tree, if there is one.
             others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
             ready = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
             tree = publication.next_tree(ready, plan.shares, state.config, now)
             if tree is None:
                 return
-            publication.waiting.popleft()
+            publication.unsent.popleft()
             transfer.tags[index] = tag_of(plan.revision, tree)
             publication.sent[tree] += 1
             publication.sent_at = now
             publication.window.sent(index, tree, now)
             given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
             if any(given):
-                publication.unheard[index] = (tree, now)
-                self.next_wake = min(self.next_wake, now + self._again_after(publication))
-            # A first hop that has not subscribed yet takes no more than a little.
-            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.takes(short)}
+                publication.unconfirmed[index] = (tree, now)
+                self.next_wake = min(self.next_wake, now + self._resend_after(publication))
+            # A first hop that has not subscribed yet accepts a bounded number of bytes.
+            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.accepts_pushes(short)}
 
     def _window(self, transfer: Transfer) -> InFlightWindow:
-        """Returns the in-flight window of a manifest: a small one may be under way as a whole."""
+        """Returns the in-flight window of a manifest, unlimited for a small one."""
         config = self._state.config
         return InFlightWindow(config, unlimited=transfer.manifest.payload_bytes <= config.window_first)
 
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
-        """Returns what each receiver of a manifest holds, by name. Nodes further down the trees subscribe long before
-        any chunk can be there."""
+        """Returns the flags of the chunks that each receiver of a manifest holds, by name.
+
+        Only first hops count before their first announcement: nodes further down subscribe long before a chunk can
+        reach them.
+        """
         none = np.zeros(transfer.chunks, np.bool_)
         hops = self._takers(short)
         peers = self._state.peers.values()
@@ -220,39 +224,40 @@ class PublisherSender:
 
     def _takers(self, short: bytes) -> set[str]:
         peers = self._state.peers
-        return {name for name in self._state.trees.all_children if name in peers and peers[name].upload.takes(short)}
+        children = self._state.trees.all_children & peers.keys()
+        return {name for name in children if peers[name].upload.accepts_pushes(short)}
 
-    def _again_after(self, publication: Publication) -> float:
+    def _resend_after(self, publication: Publication) -> float:
         config = self._state.config
-        return max(config.again_after, config.again_times * publication.usual)
+        return max(config.resend_after, config.resend_factor * publication.delivery_seconds)
 
     def _overdue(self, short: bytes, publication: Publication, now: float) -> list[int]:
-        """Returns chunks that no peer holds for long and that other first hops can get: a slow one needs no copy."""
+        """Returns unconfirmed chunks to resend, if other first hops can take them: a slow one needs no second copy."""
         takers, children = self._takers(short), self._state.trees.children
         hops = [takers.intersection(names) for names in children]
         overdue = []
-        for index, (tree, at) in publication.unheard.items():
-            if now - at >= self._again_after(publication):
+        for index, (tree, at) in publication.unconfirmed.items():
+            if now - at >= self._resend_after(publication):
                 given = hops[tree] if tree < len(hops) else set()
                 if any(names and names != given for names in hops):
                     overdue.append(index)
                 else:
-                    publication.unheard[index] = (tree, now)
+                    publication.unconfirmed[index] = (tree, now)
         return overdue
 
-    def _send_again(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
-        """Puts chunks before all others; first hops that were given one and do not hold it may be given it again."""
+    def _resend(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
+        """Queues chunks before all others, and allows pushing them again to their first hops."""
         for index in sorted(chunks, reverse=True):
-            publication.unheard.pop(index, None)
-            publication.waiting.appendleft(index)
+            publication.unconfirmed.pop(index, None)
+            publication.unsent.appendleft(index)
         for peer in self._state.peers.values():
-            peer.upload.take_back(short, chunks)
+            peer.upload.allow_repush(short, chunks)
 
-    def _tell_if_over(self, short: bytes, publication: Publication, now: float) -> None:
-        transfer, over = self._state.transfers[short], not publication.waiting and not publication.unheard
-        quiet = now - max(publication.sent_at, publication.heard_at) >= self._state.config.tell_after
-        if transfer.silent and (over or quiet):
-            transfer.silent = False
+    def _announce_if_over(self, short: bytes, publication: Publication, now: float) -> None:
+        transfer, over = self._state.transfers[short], not publication.unsent and not publication.unconfirmed
+        quiet = now - max(publication.sent_at, publication.confirmed_at) >= self._state.config.announce_after
+        if transfer.unannounced and (over or quiet):
+            transfer.unannounced = False
             for name in self._state.peers:
                 self._forwarding.announce_all(name, transfer, short)
         if over:

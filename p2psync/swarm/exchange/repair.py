@@ -1,10 +1,11 @@
-"""The repair: chunks that a peer owes too late are requested of another one, too.
+"""The repair: requests chunks of a second peer if the first one would deliver them too late.
 
-What a peer owes takes (bytes owed) / (rate), and no less than it has been silent. Is that longer than all other chunks
-take, its last chunks are requested a second time, as long as another holder with an idle uplink brings them sooner.
+The owed chunks of a peer take (bytes owed) / (rate), and at least as long as it has been silent. If that exceeds the
+time for all other chunks, the repair requests the peer's last chunks of another holder with an idle uplink, as long as
+that one delivers them sooner.
 
-Paths between regions share links, and the plan has filled these. So the other one is a node of this region, or a free
-parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent.
+Paths between regions share links, and the plan has filled these. So the other holder is a node of this region, or a
+free parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from p2psync.swarm.exchange.state import SwarmState
 
 
 class Repair:
-    """The repair of one node's downloads."""
+    """Repairs one node's downloads."""
 
     def __init__(self, state: SwarmState, providers: Providers) -> None:
         self._state, self._providers = state, providers
 
     def poll(self, now: float) -> None:
-        """Looks at what all peers owe."""
+        """Cancels requests that timed out, and requests late chunks of other peers, too."""
         self._give_up(now)
         waits = {
             peer.name: peer.download.wait(now)
@@ -30,10 +31,10 @@ class Repair:
             if peer.download.owed and self._is_late(peer, now)
         }
         for name in sorted(waits, key=waits.__getitem__, reverse=True):
-            self._ask_others(self._state.peers[name], now)
+            self._request_from_others(self._state.peers[name], now)
 
     def _give_up(self, now: float) -> None:
-        """Gives up chunks that were owed for far too long, whoever else holds them."""
+        """Cancels chunks that timed out, even if no other peer holds them, and snubs their peers."""
         for peer in self._state.peers.values():
             late: dict[bytes, list[int]] = {}
             for (short, index), chunk in peer.download.owed.items():
@@ -44,53 +45,55 @@ class Repair:
             if late:
                 peer.download.timed_out()
 
-    def _ask_others(self, peer: Peer, now: float) -> None:
-        """Requests the last chunks that a peer owes of others, too."""
+    def _request_from_others(self, peer: Peer, now: float) -> None:
+        """Requests the last chunks that a peer owes of other holders, too."""
         download = peer.download
         wait, left, nbytes = download.wait(now), download.nbytes, download.nbytes
         for (short, index), chunk in reversed(list(download.owed.items())):
             expected = wait * left / nbytes
             left -= chunk.size
             transfer = self._state.transfers[short]
-            if index in transfer.second or transfer.provider.get(index) != peer.name:
+            if index in transfer.second_provider or transfer.provider.get(index) != peer.name:
                 continue
-            other = self._sooner(peer, (short, index), chunk.size, expected, now)
+            other = self._faster_provider(peer, (short, index), chunk.size, expected, now)
             if other is None:
                 break
             self._providers.request(other, transfer, [index], now)
 
     def _is_late(self, peer: Peer, now: float) -> bool:
-        """Returns whether what a peer owes will be here after everything else."""
+        """Returns whether the chunks of a peer will arrive after all other chunks."""
         wait = peer.download.wait(now)
         if wait <= self._state.config.short_wait + peer.download.round_trip:
             return False
         return wait > self._providers.seconds_left(now, without=peer)
 
     def _is_silent(self, peer: Peer, now: float) -> bool:
-        """Returns whether a peer that owes chunks has sent none for longer than its plan and its path explain."""
+        """Returns whether a peer that owes chunks has sent none for longer than its planned rate and path explain."""
         config, download = self._state.config, peer.download
         first = next(iter(download.owed.values()))
         usual = first.size / (self._providers.planned_rate(peer) or config.prior_rate)
         return download.silence(now) > max(config.silent_after, 2 * (download.round_trip + usual))
 
-    def _sooner(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
-        """Returns the holder that would bring a chunk soonest; None if it comes as soon (`expected` seconds) from the
-        peer that owes it."""
-        anybody = self._is_silent(peer, now)
+    def _faster_provider(self, peer: Peer, key: ChunkKey, size: int, expected: float, now: float) -> Peer | None:
+        """Returns the holder that would deliver a chunk first; None if the peer that owes it is as fast.
+
+        expected: seconds until that peer delivers it.
+        """
+        any_region = self._is_silent(peer, now)
         best, least = None, expected
         for other in self._state.peers.values():
             if other is peer or other.download.snubbed or not other.has(*key):
                 continue
             if other.download.backlog(now) > self._state.config.idle_backlog:
                 continue
-            wait = self._wait(other, key[0], size, now, anybody=anybody)
+            wait = self._wait(other, key[0], size, now, any_region=any_region)
             if wait < least:
                 best, least = other, wait
         return best
 
-    def _wait(self, other: Peer, short: bytes, size: int, now: float, *, anybody: bool) -> float:
-        """Returns the seconds until a holder would bring a chunk; infinite if it must not be asked."""
+    def _wait(self, other: Peer, short: bytes, size: int, now: float, *, any_region: bool) -> float:
+        """Returns the seconds until a holder would deliver a chunk; infinite if the repair must not ask it."""
         wait = other.download.wait_for_another(size, now)
         if self._providers.is_free(other, short):
             return wait if self._providers.free_room(other, self._state.transfers[short]) > 0 else float("inf")
-        return wait if other.near or anybody else float("inf")
+        return wait if other.near or any_region else float("inf")

@@ -1,8 +1,8 @@
-"""The request scheduler: which chunks that nobody owes are requested of which peer.
+"""The request scheduler: decides which chunks that no peer owes a node requests, and of which peer.
 
-Chunks are requested over windows, the rarest first: at once where no parent pushes the manifest's chunks here.
-Otherwise a chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). A parent
-that has brought its own part is asked sooner, for what others were to bring.
+It fills a window for each peer, rarest chunks first: at once if no parent pushes the manifest's chunks. Otherwise a
+chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). Of a free parent
+(`Providers.is_free`), which has pushed its own part, the scheduler requests chunks of other parents sooner.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEVER = float("inf")
 
 
 class RequestScheduler:
-    """The requests of one node. `poll` is due at `next_wake`."""
+    """Schedules the requests of one node. `poll` is due at `next_wake`."""
 
     def __init__(self, state: SwarmState) -> None:
         self._state = state
@@ -33,7 +33,7 @@ class RequestScheduler:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def announced(self, peer: Peer, transfer: Transfer, chunks: list[int], tags: list[int], now: float) -> None:
-        """A peer says to hold more chunks. tags: of each, the tree that it came down there; empty: none."""
+        """Handles an announcement of a peer. tags: the tree that each chunk came down at the peer; empty: none."""
         if transfer.complete:
             return
         for index, tag in zip(chunks, tags, strict=False):
@@ -41,47 +41,47 @@ class RequestScheduler:
                 transfer.trees[index] = tag
                 if transfer.pushed and self._state.trees.parent_of(tag) == peer.name:
                     self._providers.announced(peer, transfer, index, now)
-        self._look_soon(now)
+        self._poll_soon(now)
         if not transfer.pushed:
             self.fill(peer, now)
 
     def arrived(self, peer: Peer, transfer: Transfer, chunk: Chunk, now: float) -> bool:
-        """A needed chunk came from a peer. Returns whether the peer pushed it."""
-        heard = float(transfer.heard[chunk.index])
+        """Handles a needed chunk from a peer; returns whether the peer pushed it."""
+        available_since = float(transfer.available_since[chunk.index])
         owed = self._providers.arrived(peer, transfer, chunk, now)
         peer.download.credit = max(0, peer.download.credit - len(chunk.data))
         if not transfer.pushed or (owed is not None and owed.requested):
             return False
-        self._timeout.sample(max(0.0, now - heard))
+        self._timeout.sample(max(0.0, now - available_since))
         return True
 
-    def filled(self, peer: Peer, transfer: Transfer, now: float) -> None:
-        """A chunk that came has made room in a peer's window."""
+    def refill(self, peer: Peer, transfer: Transfer, now: float) -> None:
+        """Requests more chunks after one that a peer delivered."""
         if transfer.complete:
             self.fill_all(now)
         elif not transfer.pushed:
             self.fill(peer, now)
 
     def peer_down(self, peer: Peer, now: float) -> None:
-        """A peer is gone, and owes nothing any more."""
+        """Requests the chunks that a disconnected peer owed of others."""
         for short, index in peer.download.owed:
             self._state.transfers[short].unassign(index, peer.name)
         self.fill_all(now)
 
     def release(self, peer: Peer, transfer: Transfer, index: int) -> None:
-        """A peer does not owe this chunk any more, if it did."""
+        """Removes a peer as the provider of a chunk, if it is one."""
         self._providers.release(peer, transfer, index)
 
     def stop(self, transfer: Transfer) -> None:
-        """No chunk of this manifest is wanted any more."""
+        """Cancels all requests and pushes of a manifest."""
         self._providers.stop(transfer)
 
-    def rest(self, until: float) -> None:
-        """A lost chunk may be requested from then on."""
-        self._wake_at(until)
+    def wake_at(self, when: float) -> None:
+        """Makes `poll` due at this time at the latest."""
+        self.next_wake = min(self.next_wake, when)
 
     def poll(self, now: float) -> None:
-        """Looks at what all peers owe, and requests what may be requested by now."""
+        """Repairs late downloads, and requests all chunks that may be requested by now, if due."""
         if now < self.next_wake:
             return
         self.next_wake = _NEVER
@@ -93,15 +93,18 @@ class RequestScheduler:
         self.fill_all(now)
         for transfer in transfers:
             if not transfer.complete:
-                self._wake_at(min(transfer.backoff_until.values(), default=_NEVER))
-                if transfer.provider or (transfer.pushed and bool((transfer.open & (transfer.heard <= now)).any())):
-                    self._look_soon(now)
+                self.wake_at(min(transfer.backoff_until.values(), default=_NEVER))
+                awaits_push = transfer.pushed and bool((transfer.open & (transfer.available_since <= now)).any())
+                if transfer.provider or awaits_push:
+                    self._poll_soon(now)
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def fill_all(self, now: float) -> None:
-        """Requests what may be requested now, of near peers first, and of publishers last: a chunk should not cross a
-        long link, or the publisher's uplink, where it can be had beside."""
+        """Requests all chunks that may be requested now, of near peers first, and of publishers last.
+
+        A chunk should not cross a long link, or the publisher's uplink, if a near peer has it.
+        """
         if not any(self._may_request(transfer, now) for transfer in self._state.transfers.values()):
             return
 
@@ -112,13 +115,13 @@ class RequestScheduler:
             self.fill(peer, now)
 
     def fill(self, peer: Peer, now: float) -> None:
-        """Requests as many chunks of a peer as its window has room for."""
+        """Fills a peer's window with requests."""
         for short, theirs in peer.holds.items():
             transfer = self._state.transfers[short]
             if transfer.complete:
                 continue
-            room = peer.download.window(transfer.typical, now) - peer.download.nbytes
-            count = min(MAX_REQUEST_CHUNKS, -(-room // transfer.typical))
+            room = peer.download.window(transfer.mean_chunk_bytes, now) - peer.download.nbytes
+            count = min(MAX_REQUEST_CHUNKS, -(-room // transfer.mean_chunk_bytes))
             if transfer.pushed and self._providers.is_free(peer, short):
                 count = min(count, self._providers.free_room(peer, transfer))
             if count <= 0:
@@ -127,26 +130,26 @@ class RequestScheduler:
             if candidates is None or not (candidates := candidates & theirs).any():
                 continue
             self._providers.request(peer, transfer, pick(candidates, transfer.rarity, transfer.spread, count), now)
-            self._look_soon(now)
+            self._poll_soon(now)
 
     def _candidates(self, peer: Peer, transfer: Transfer, short: bytes, now: float) -> Bits | None:
-        """Returns flags of the chunks that may be requested of a peer; None: none."""
+        """Returns flags of the chunks that this node may request of a peer; None: none."""
         candidates: Bits = transfer.open
         if transfer.pushed:
             if peer.download.backlog(now) > self._state.config.idle_backlog:
-                # The chunks come down the trees, later; requests would hold up those before them.
+                # The peer will push the chunks later; requests would delay the pushes before them.
                 return None
             if self._providers.is_free(peer, short):
-                return candidates & (transfer.heard <= now - self._held_for)
+                return candidates & (transfer.available_since <= now - self._held_for)
             if not peer.near and self._providers.free_parents(short):
-                # Paths between regions share links, of which the free parents have a part.
+                # Paths between regions share links, and the plan gave a part of them to the free parents.
                 return None
             candidates = self._overdue(transfer, now)
         return candidates if peer.near or not candidates.any() else self._own_part(candidates, transfer, now)
 
     @property
     def _held_for(self) -> float:
-        """Seconds for which some peer must have held a chunk for a free parent to be asked for it."""
+        """Seconds after its first announcement at which a free parent may be asked for a chunk."""
         return min(self._state.config.held_for, self._timeout.seconds)
 
     def _may_request(self, transfer: Transfer, now: float) -> bool:
@@ -154,12 +157,13 @@ class RequestScheduler:
             return False
         lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
         since = now if lacks_parents or not transfer.pushed else now - self._held_for
-        return bool((transfer.open & (transfer.heard <= since)).any())
+        return bool((transfer.open & (transfer.available_since <= since)).any())
 
     def _overdue(self, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of the pushed chunks that no peer owes, and that some peer has held for a timeout, or whose
-        parent in their tree is not connected."""
-        overdue: Bits = transfer.open & (transfer.heard <= now - self._timeout.seconds)
+        """Returns flags of the overdue pushes: chunks that no peer owes, and that a peer announced a timeout ago, or
+        whose parent in their tree is not connected.
+        """
+        overdue: Bits = transfer.open & (transfer.available_since <= now - self._timeout.seconds)
         if not self._state.trees.parents <= self._state.peers.keys():
             orphans = [index for index, tag in transfer.trees.items() if self._is_orphaned(tag)]
             overdue[orphans] = transfer.open[orphans]
@@ -170,22 +174,20 @@ class RequestScheduler:
         return bool(parent) and parent not in self._state.peers
 
     def _own_part(self, candidates: Bits, transfer: Transfer, now: float) -> Bits:
-        """Returns flags of those of these chunks that this node fetches from other regions: its own part first, and
-        then what another node of the region should have fetched by now."""
-        others = [peer.name for peer in self._state.peers.values() if peer.near and self._fetches(peer, transfer)]
+        """Returns flags of the candidates that this node fetches from other regions: its own part first, and then the
+        chunks that another node of the region should have fetched by now.
+        """
+        others = [peer.name for peer in self._state.peers.values() if peer.near and self._is_fetching(peer, transfer)]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:
-            self._wake_at(now + after)
+            self.wake_at(now + after)
         own: Bits = candidates & part_of(transfer.chunks, rank, 1 + len(others))
-        return own if own.any() else candidates & (transfer.heard <= now - after)
+        return own if own.any() else candidates & (transfer.available_since <= now - after)
 
-    def _fetches(self, peer: Peer, transfer: Transfer) -> bool:
+    def _is_fetching(self, peer: Peer, transfer: Transfer) -> bool:
         theirs = peer.holds.get(transfer.id[:SHORT_ID_BYTES])
         return theirs is not None and not theirs.all()
 
-    def _look_soon(self, now: float) -> None:
-        self._wake_at(now + self._state.config.look_every)
-
-    def _wake_at(self, when: float) -> None:
-        self.next_wake = min(self.next_wake, when)
+    def _poll_soon(self, now: float) -> None:
+        self.wake_at(now + self._state.config.poll_interval)

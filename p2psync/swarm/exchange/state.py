@@ -15,7 +15,11 @@ from p2psync.swarm.exchange.trees import Trees
 
 @dataclass(slots=True)
 class SwarmState:
-    """node: this node's name. transfers: by the manifest's short id. peers: those connected, by name."""
+    """The shared state of one exchange.
+
+    node: this node's name. transfers: by the manifest's short id. peers: the connected ones, by name. actions: for the
+    shell, in order. trees: this node's positions in the plan.
+    """
 
     config: ExchangeConfig
     rng: random.Random
@@ -25,20 +29,11 @@ class SwarmState:
     actions: list[Action] = field(default_factory=list)
     trees: Trees = field(default_factory=Trees)
 
-    @property
-    def others_fetch(self) -> bool:
-        """Whether a peer is known to have some, and not all, of the newest manifest, of which this node has all."""
-        newest = max(self.transfers, key=lambda short: self.transfers[short].manifest.version, default=None)
-        if newest is None or not self.transfers[newest].held.all():
-            return False
-        theirs = [peer.holds[newest] for peer in self.peers.values() if newest in peer.holds]
-        return any(flags.any() and not flags.all() for flags in theirs)
-
     def send(self, name: str, message: Control) -> None:
         """Sends a control message to a peer."""
         self.actions.append(Send(name, message))
 
     def cancel(self, name: str, short: bytes, chunks: list[int]) -> None:
-        """Tells a peer that these chunks are not needed from it."""
+        """Cancels chunks of a manifest (short id) at a peer."""
         for start in range(0, len(chunks), MAX_REQUEST_CHUNKS):
             self.send(name, Cancel(short, chunks[start : start + MAX_REQUEST_CHUNKS]))

@@ -1,4 +1,4 @@
-"""The retransmission timeout of pushed chunks: how long after another peer holds one it should be here."""
+"""The retransmission timeout of pushed chunks: seconds from a peer's announcement of a chunk to its push."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 
 @dataclass(slots=True)
 class PushTimeout:
-    """Smoothed time and its mean deviation (seconds), with the weights of RFC 6298, halved."""
+    """Estimates the timeout as RFC 6298 does, with its weights halved. mean, deviation: smoothed seconds."""
 
     config: ExchangeConfig
     mean: float = 0.0
@@ -17,7 +17,7 @@ class PushTimeout:
     known: bool = False
 
     def sample(self, seconds: float) -> None:
-        """A chunk was pushed here so long after some peer said to hold it."""
+        """Adds a sample: the seconds from the first announcement of a chunk to its push."""
         if not self.known:
             self.mean, self.deviation, self.known = seconds, seconds / 2, True
             return
@@ -26,7 +26,7 @@ class PushTimeout:
 
     @property
     def seconds(self) -> float:
-        """The timeout: mean and four deviations, within bounds."""
+        """The timeout: the mean plus four deviations, within bounds."""
         config = self.config
         if not self.known:
             return config.push_first

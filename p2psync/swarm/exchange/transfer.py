@@ -1,4 +1,4 @@
-"""One manifest's chunks at this node: which are held, which peer owes each, how rare each is among the peers."""
+"""One manifest's chunks at this node: which it holds, which peer owes each, how rare each is among the peers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _FEW = 24
 class Transfer:
     """The chunks of one manifest. All arrays have one entry per chunk.
 
-    needed: wanted and not held. open: needed, and owed by no peer. rarity: how many peers hold it. spread: random in
-    [0, 1), fixed per node: nodes order equally rare chunks differently. heard: since when some peer is known to hold it
-    (seconds); infinite: none is. provider: the peer that owes each chunk. second: another one that was asked for it,
-    too. tags: of chunks that came, or go, down a tree
-    of the plan. losses: how often the store lost each chunk; backoff_until: lost chunks that are not requested before a
-    time (seconds). sent: how often each was sent from here. trees: of
-    chunks that peers hold, the tag of the tree that each goes down.
-    missing: how many are needed. typical: bytes of one chunk on average. pushed: parents push the chunks here. silent:
-    this node publishes it down the trees, and does not say yet what it holds.
+    held: chunks in the store. needed: wanted and not held. open: needed, and owed by no peer. missing: how many are
+    needed. rarity: how many peers hold each. spread: random in [0, 1), fixed per node, so that nodes order equally rare
+    chunks differently. available_since: when a peer first announced each (seconds); infinite: no peer did.
+    mean_chunk_bytes: bytes of one chunk on average.
+
+    provider: the peer that owes each chunk; second_provider: another one that owes it, too. tags: of chunks that this
+    node received or sent down a tree of the plan; trees: the same of chunks that peers announced. sent: how often this
+    node sent each. losses: how often the store lost each; backoff_until: when a lost one may be requested (seconds).
+    pushed: parents push the chunks to this node. unannounced: this node publishes the chunks, and does not announce
+    them yet.
     """
 
     id: bytes
@@ -38,22 +39,22 @@ class Transfer:
     open: Bits
     rarity: NDArray[np.int32]
     spread: NDArray[np.float64]
-    heard: NDArray[np.float64]
+    available_since: NDArray[np.float64]
     missing: int
-    typical: int
+    mean_chunk_bytes: int
     provider: dict[int, str] = field(default_factory=dict)
-    second: dict[int, str] = field(default_factory=dict)
+    second_provider: dict[int, str] = field(default_factory=dict)
     tags: dict[int, int] = field(default_factory=dict)
     trees: dict[int, int] = field(default_factory=dict)
     losses: dict[int, int] = field(default_factory=dict)
     backoff_until: dict[int, float] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     pushed: bool = False
-    silent: bool = False
+    unannounced: bool = False
 
     @classmethod
     def begin(cls, id: bytes, manifest: Manifest, held: Bits, wanted: Bits, rng: random.Random) -> Transfer:
-        """`held`, `wanted`: one flag per chunk; what is held is not needed."""
+        """Returns a new transfer that needs the wanted chunks that are not held. held, wanted: flags per chunk."""
         n, needed = manifest.chunks, wanted & ~held
         return cls(
             id=id,
@@ -63,13 +64,13 @@ class Transfer:
             open=needed.copy(),
             rarity=np.zeros(n, np.int32),
             spread=default_rng(rng.getrandbits(63)).random(n),
-            heard=np.full(n, np.inf),
+            available_since=np.full(n, np.inf),
             missing=int(needed.sum()),
-            typical=max(1, manifest.payload_bytes // max(1, n)),
+            mean_chunk_bytes=max(1, manifest.payload_bytes // max(1, n)),
         )
 
     def widen(self, held: Bits, wanted: Bits) -> None:
-        """More is wanted, or held, than before."""
+        """Adds held and wanted chunks (flags)."""
         self.held |= held
         more = wanted & ~self.held & ~self.needed
         self.needed = (self.needed | more) & ~self.held
@@ -77,7 +78,7 @@ class Transfer:
         self.missing = int(self.needed.sum())
 
     def stop_fetch(self) -> None:
-        """No chunk is wanted any more."""
+        """Marks all chunks as not needed."""
         self.needed[:] = False
         self.open[:] = False
         self.missing = 0
@@ -85,7 +86,7 @@ class Transfer:
 
     @property
     def complete(self) -> bool:
-        """Whether no chunk is needed any more."""
+        """Whether no chunk is needed."""
         return not self.missing
 
     @property
@@ -97,50 +98,50 @@ class Transfer:
         """Returns whether a chunk is wanted and not held; False for one that the manifest does not have."""
         return 0 <= index < self.chunks and bool(self.needed[index])
 
-    def learn(self, theirs: Bits, chunks: list[int], now: float) -> list[int]:
-        """A peer that held `theirs` (flags; set here) holds these chunks, too. Returns those that are new."""
+    def add_holder(self, theirs: Bits, chunks: list[int], now: float) -> list[int]:
+        """Adds chunks to a peer's flags (`theirs`, changed in place) and to the rarity. Returns the new ones."""
         if len(chunks) < _FEW:
             new = []
             for index in chunks:
                 if index < len(theirs) and not theirs[index]:
                     theirs[index] = True
                     self.rarity[index] += 1
-                    if self.heard[index] > now:
-                        self.heard[index] = now
+                    if self.available_since[index] > now:
+                        self.available_since[index] = now
                     new.append(index)
             return new
         new = [index for index in dict.fromkeys(chunks) if index < len(theirs) and not theirs[index]]
         theirs[new] = True
         self.rarity[new] += 1
-        self.heard[new] = np.minimum(self.heard[new], now)
+        self.available_since[new] = np.minimum(self.available_since[new], now)
         return new
 
     def assign(self, index: int, peer: str) -> None:
-        """A peer owes this needed chunk, too if another one does."""
-        (self.second if index in self.provider else self.provider)[index] = peer
+        """Makes a peer the provider of a needed chunk, or its second one."""
+        (self.second_provider if index in self.provider else self.provider)[index] = peer
         self.open[index] = False
 
     def unassign(self, index: int, peer: str) -> None:
-        """A peer does not owe this chunk any more, if it did."""
-        if self.second.get(index) == peer:
-            del self.second[index]
+        """Removes a peer as a provider of a chunk, if it is one."""
+        if self.second_provider.get(index) == peer:
+            del self.second_provider[index]
         elif self.provider.get(index) == peer:
-            second = self.second.pop(index, None)
-            if second is not None:
-                self.provider[index] = second
+            second_provider = self.second_provider.pop(index, None)
+            if second_provider is not None:
+                self.provider[index] = second_provider
                 return
             del self.provider[index]
             self.open[index] = self.needed[index] and index not in self.backoff_until
 
     def providers(self, index: int) -> list[str]:
         """Returns the peers that owe this chunk."""
-        return [owed[index] for owed in (self.provider, self.second) if index in owed]
+        return [owed[index] for owed in (self.provider, self.second_provider) if index in owed]
 
-    def gain(self, index: int) -> list[str]:
-        """The chunk is held now. Returns the peers that owed it."""
+    def mark_held(self, index: int) -> list[str]:
+        """Marks a chunk as held. Returns the peers that owed it."""
         owing = self.providers(index)
         self.provider.pop(index, None)
-        self.second.pop(index, None)
+        self.second_provider.pop(index, None)
         self.held[index] = True
         self.missing -= bool(self.needed[index])
         self.needed[index] = False
@@ -148,8 +149,8 @@ class Transfer:
         self.backoff_until.pop(index, None)
         return owing
 
-    def lose(self, index: int, until: float) -> None:
-        """The store could not keep the chunk, or found it damaged: it is needed again, and requested after `until`."""
+    def mark_lost(self, index: int, until: float) -> None:
+        """Marks a chunk that the store lost as needed; it may be requested after `until` (seconds)."""
         self.held[index] = False
         self.missing += not self.needed[index]
         self.needed[index] = True
@@ -158,7 +159,7 @@ class Transfer:
         self.backoff_until[index] = until
 
     def reopen(self, now: float) -> None:
-        """Lost chunks whose pause is over may be requested."""
+        """Opens lost chunks whose pause is over to requests."""
         for index in [index for index, until in self.backoff_until.items() if until <= now]:
             del self.backoff_until[index]
             self.open[index] = self.needed[index] and index not in self.provider

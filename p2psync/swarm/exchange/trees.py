@@ -1,7 +1,7 @@
-"""A node's places in the plan's trees: its parents and its children in each. Pure.
+"""A node's positions in the plan's trees: its parents and its children in each. Pure.
 
-A chunk that goes down a tree carries the tree's tag: the plan's revision and the tree's number. The last few plans are
-kept, so that chunks under way find their children while new measurements change the plan.
+A chunk that goes down a tree carries the tree's tag: the plan's revision and the tree's number. A node keeps the last
+few plans, so that chunks in flight find their children while new measurements change the plan.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 
 from p2psync.protocol.plan import NodePlan
 
-#: Plans that are kept, the newest among them.
-_KEPT = 8
+#: Plans that a node keeps, the newest among them. More lets chunks be forwarded for longer after a change.
+_MAX_PLANS = 8
 _TREE_BITS = 16
 
 
@@ -32,8 +32,9 @@ class _Positions:
 class Trees:
     """The plans of one node. All names are of peers.
 
-    parents: the nodes that push to this one in the newest plan, co-publishers included. children: of this node, in
-    each tree of the newest plan. all_children: in any of them. planned_from: Mbit/s from each parent.
+    plan: the newest; None before the first. parents: the nodes that push to this one in it, co-publishers included.
+    children: this node's children in each of its trees; all_children: in any of them. planned_from: Mbit/s from each
+    parent.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Trees:
         self._by_revision: dict[int, _Positions] = {}
 
     def follow(self, plan: NodePlan) -> None:
-        """Makes this the newest plan."""
+        """Adds a plan, the newest."""
         self.plan = plan
         parents = [plan.peers[place.parent] if place.parent >= 0 else "" for place in plan.positions]
         self.parents = frozenset(parents) - {""} | {plan.peers[peer] for peer in plan.co_publishers}
@@ -54,22 +55,22 @@ class Trees:
         self.planned_from = plan.rates_from()
         self._by_revision.pop(plan.revision, None)
         self._by_revision[plan.revision] = _Positions(parents, self.children)
-        while len(self._by_revision) > _KEPT:
+        while len(self._by_revision) > _MAX_PLANS:
             del self._by_revision[next(iter(self._by_revision))]
 
     @property
     def is_publisher(self) -> bool:
-        """Whether the trees begin here: this node sends chunks down them."""
+        """Whether this node publishes: it has children, and no parents."""
         return not self.parents and any(self.children)
 
     def children_of(self, tag: int) -> Sequence[str]:
-        """Returns the peers to which a chunk of this tag is forwarded; none for tag 0, or that of an unknown plan."""
+        """Returns the peers to which this node forwards a chunk of this tag; none for tag 0, or an unknown plan."""
         children = self._positions(tag).children
         tree = tag & (1 << _TREE_BITS) - 1
         return children[tree] if tree < len(children) else ()
 
     def parent_of(self, tag: int) -> str:
-        """Returns the peer that forwards a chunk of this tag here; "" if none does, or the plan is unknown."""
+        """Returns the peer that forwards a chunk of this tag to this node; "" for none, or an unknown plan."""
         parents = self._positions(tag).parents
         tree = tag & (1 << _TREE_BITS) - 1
         return parents[tree] if tree < len(parents) else ""
