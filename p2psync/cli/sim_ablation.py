@@ -7,9 +7,7 @@ from typing import Annotated
 
 import typer
 
-from p2psync.cli.racing import chosen_words
 from p2psync.cli.wan_plan import parse_bytes
-from p2psync.errors import UsageError
 
 
 def ablation(
@@ -19,7 +17,8 @@ def ablation(
     draw: Annotated[str, typer.Option(metavar="FIRST:LAST", help="The networks, as `wan draw` draws them.")] = "0:200",
     hosts: Annotated[int, typer.Option(help="The most hosts of a network.", min=3)] = 12,
     policy: Annotated[
-        str, typer.Option(help="Policies of `sim swarm --policy`, with commas; all: each mechanism switched off.")
+        str,
+        typer.Option(help="Policies of `sim swarm --policy`, with commas; a+b: both at once; all: each mechanism."),
     ] = "all",
     payload: Annotated[str, typer.Option(help="Bytes of each version, like 64MiB.")] = "64MiB",
     versions: Annotated[int, typer.Option(help="Versions published one after another.", min=1)] = 2,
@@ -32,12 +31,10 @@ def ablation(
     """
     from p2psync.sim.__main__ import parse_seeds
     from p2psync.topology.virtual.ablation import AblationFile, ablate, ablation_rows, ablation_table
-    from p2psync.topology.virtual.policies import MECHANISMS, POLICIES
+    from p2psync.topology.virtual.policies import MECHANISMS, chosen_policies
     from p2psync.topology.virtual.swarm import VirtualOptions
 
-    chosen = list(MECHANISMS) if policy == "all" else chosen_words("--policy", policy, list(POLICIES))
-    if not chosen:
-        raise UsageError(f"--policy {policy!r}: choose all, or of {', '.join(POLICIES)}")
+    chosen = chosen_policies(policy, MECHANISMS)
     kept = AblationFile(results)
     if not table:
         options = VirtualOptions(payload_bytes=parse_bytes("--payload", payload), versions=versions)

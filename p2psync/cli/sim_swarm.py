@@ -13,7 +13,6 @@ from p2psync.cli import output
 from p2psync.cli.drawn_networks import DrawnOutput, DrawOptions
 from p2psync.cli.option_structs import takes_options
 from p2psync.cli.options import JsonTarget
-from p2psync.cli.racing import chosen_words
 from p2psync.cli.wan_plan import parse_bytes
 from p2psync.errors import UsageError
 
@@ -153,13 +152,11 @@ def _network(options: SimSwarmOptions) -> tuple[Network, frozenset[str]]:
 
 def _simulate_nodes(options: SimSwarmOptions) -> None:
     """Simulates whole nodes on one network of places for each seed."""
-    from p2psync.topology.virtual.policies import POLICIES
+    from p2psync.topology.virtual.policies import POLICIES, chosen_policies
     from p2psync.topology.virtual.report import simulate_drawn, simulation_line
     from p2psync.topology.virtual.swarm import VirtualOptions
 
-    policies = chosen_words("--policy", options.policy, list(POLICIES))
-    if not policies:
-        raise UsageError(f"--policy {options.policy!r}: choose all, or of {', '.join(POLICIES)}")
+    policies = chosen_policies(options.policy, POLICIES)
     virtual_options = VirtualOptions(
         payload_bytes=parse_bytes("--payload", options.payload),
         chunk_bytes=parse_bytes("--chunk", options.chunk),

@@ -11,7 +11,7 @@ import msgspec
 
 from p2psync.errors import UsageError
 from p2psync.topology.drawn_report import DrawnNetwork, Transfer, ratio_text, summarize_ratios
-from p2psync.topology.virtual.policies import POLICIES
+from p2psync.topology.virtual.policies import policy_named
 from p2psync.topology.virtual.report import simulate_seed
 from p2psync.topology.virtual.swarm import VirtualOptions
 
@@ -147,5 +147,12 @@ def ablation_table(rows: Iterable[AblationRow]) -> list[str]:
 
 def _line(row: AblationRow) -> str:
     ratios = " | ".join(ratio_text(value) for value in (row.median, row.p90, row.worst))
-    meaning = POLICIES[row.policy].meaning if row.policy in POLICIES else ""
+    meaning = _meaning(row.policy)
     return f"| {row.policy} | {row.networks} | {ratios} | {row.to_whole:.3f} | {100 * row.plan:.0f} % | {meaning} |"
+
+
+def _meaning(policy: str) -> str:
+    try:
+        return policy_named(policy).meaning
+    except KeyError:  # of another version of p2psync
+        return ""

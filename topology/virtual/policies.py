@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from p2psync.errors import UsageError
 from p2psync.swarm.control.config import MeasureConfig
 from p2psync.topology.virtual.swarm import VirtualOptions
 
@@ -87,3 +88,28 @@ POLICIES: dict[str, Policy] = {
     "true-plan": Policy("the hub plans from the network as it is", lambda options: replace(options, plan="true")),
     "no-plan": Policy("there is no plan: every chunk is requested", lambda options: replace(options, plan="none")),
 }
+
+
+def policy_named(name: str) -> Policy:
+    """Returns a policy of `POLICIES`, or several at once: names with `+`. Raises `KeyError`."""
+    parts = [POLICIES[part] for part in name.split("+")]
+
+    def change(options: VirtualOptions) -> VirtualOptions:
+        for part in parts:
+            options = part.change(options)
+        return options
+
+    return parts[0] if len(parts) == 1 else Policy("; ".join(part.meaning for part in parts), change)
+
+
+def chosen_policies(text: str, everything: Iterable[str]) -> list[str]:
+    """Returns the names that `--policy` lists, with commas. everything: those of `all`. Raises `UsageError`."""
+    if text == "all":
+        return list(everything)
+    chosen = list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    unknown = [part for name in chosen for part in name.split("+") if part not in POLICIES]
+    if unknown or not chosen:
+        raise UsageError(
+            f"--policy {(unknown or [text])[0]!r}: choose all, or of {', '.join(POLICIES)}; several at once: a+b"
+        )
+    return chosen

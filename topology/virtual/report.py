@@ -11,7 +11,7 @@ import msgspec
 from p2psync.topology.drawn_report import DrawnNetwork, DrawnRun, Transfer, drawn_network, tail_seconds, transfer
 from p2psync.topology.network import Network, from_topology
 from p2psync.topology.places import draw_places
-from p2psync.topology.virtual.policies import POLICIES
+from p2psync.topology.virtual.policies import policy_named
 from p2psync.topology.virtual.swarm import VersionRun, VirtualOptions, VirtualSwarm
 
 
@@ -38,7 +38,7 @@ class SimulatedRun(DrawnRun, frozen=True, kw_only=True):
 def simulate_drawn(
     seeds: range, options: VirtualOptions, *, hosts: int = 12, policies: Sequence[str] = ("default",)
 ) -> Iterator[SimulatedRun]:
-    """Runs a swarm on the network of each seed, under each of these policies (names of `POLICIES`).
+    """Runs a swarm on the network of each seed, under each of these policies (names for `policy_named`).
 
     Equal arguments give equal figures, except CPU seconds. Raises `UsageError`.
     """
@@ -54,7 +54,7 @@ def simulate_seed(
     facts = drawn_network(seed, network, options.payload_bytes)
     results, simulations = {}, {}
     for name in policies:
-        swarm = _simulate(network, POLICIES[name].change(replace(options, seed=seed)))
+        swarm = _simulate(network, policy_named(name).change(replace(options, seed=seed)))
         results[name] = [_transfer(swarm, version, facts) for version in swarm.versions]
         simulations[name] = _figures(swarm)
     return SimulatedRun(tcp="virtual", network=facts, settle=options.settle, results=results, simulations=simulations)
