@@ -14,7 +14,7 @@ from p2psync.topology.model import Host, Link, Region, Topology
 from p2psync.topology.network import from_topology
 from p2psync.topology.planner import make_plan
 from p2psync.topology.virtual.node import NodeSettings
-from p2psync.topology.virtual.policies import MECHANISMS, POLICIES
+from p2psync.topology.virtual.policies import MECHANISMS, POLICIES, chosen_policies, policy_named
 from p2psync.topology.virtual.report import SimulatedRun, simulate_drawn, simulate_seed, simulation_line
 from p2psync.topology.virtual.swarm import VirtualOptions, VirtualSwarm
 
@@ -67,6 +67,13 @@ def test_each_policy_changes_what_it_names_and_nothing_else() -> None:
     assert changed["no-repair"] == replace(plain, node=NodeSettings(swarm=ExchangeConfig(short_wait=math.inf)))
     assert changed["no-free-parents"] == replace(plain, node=NodeSettings(swarm=ExchangeConfig(held_for=math.inf)))
     assert set(changed) - set(MECHANISMS) == {"default", "no-probing", "one-stream", "true-plan", "no-plan"}
+
+
+def test_policies_with_a_plus_between_them_act_together() -> None:
+    both = policy_named("no-repair+true-plan").change(VirtualOptions())
+    assert both == VirtualOptions(plan="true", node=NodeSettings(swarm=ExchangeConfig(short_wait=math.inf)))
+    assert chosen_policies("no-plan, no-repair+no-plan", MECHANISMS) == ["no-plan", "no-repair+no-plan"]
+    assert chosen_policies("all", MECHANISMS) == list(MECHANISMS)
 
 
 def test_policies_are_run_side_by_side_on_one_network(drawn: SimulatedRun) -> None:
