@@ -103,7 +103,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._transport = cast(asyncio.Transport, transport)
         given = transport.get_extra_info("socket")
         if given is not None:
-            self._handle = tcp.handle(given)
+            self._handle = tcp.dup(given)
             self._socket = given if self._handle is None else self._handle
             tcp.tune(self._socket, self._congestion)
         self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
@@ -141,7 +141,7 @@ class PeerStream(asyncio.BufferedProtocol):
         least = min(missing, _PART) if missing > _SMALL else 1
         if least != self._least and self._socket is not None:
             self._least = least
-            tcp.set_least(self._socket, least)
+            tcp.set_rcvlowat(self._socket, least)
 
     def eof_received(self) -> bool:
         """asyncio: the other side is done; so are we, once what was written has left."""
@@ -177,7 +177,7 @@ class PeerStream(asyncio.BufferedProtocol):
 
     def takes(self, size: int) -> float:
         """Seconds until so many more bytes will have been sent, about: see `SendTime`."""
-        waits, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+        waits, window = tcp.queue_and_window_rate(self._socket) if self._socket is not None else (0, 0.0)
         waits += self.backlog
         self._dry = not waits
         return self._send_time.seconds(size, waits, window, self._held_to, self._loop.time())
@@ -222,13 +222,13 @@ class PeerStream(asyncio.BufferedProtocol):
         fitting = notsent_for(self._send_time.rate)
         if fitting != self._may_wait and self._socket is not None:
             self._may_wait = fitting
-            tcp.set_notsent(self._socket, fitting)
+            tcp.set_notsent_lowat(self._socket, fitting)
 
     def set_pacing_limit(self, rate: float) -> None:
         """Have the kernel send no faster than so many bytes a second; 0: as fast as may be."""
         if rate != self._held_to and self._socket is not None:
             self._held_to = rate
-            tcp.set_most(self._socket, rate)
+            tcp.set_max_pacing_rate(self._socket, rate)
 
     @property
     def can_restart(self) -> bool:
@@ -249,7 +249,7 @@ class PeerStream(asyncio.BufferedProtocol):
         """Be woken for whatever has come: a part of a chunk may take long on a path that hardly moves."""
         if self._least > 1 and self._socket is not None:
             self._least = 1
-            tcp.set_least(self._socket, 1)
+            tcp.set_rcvlowat(self._socket, 1)
 
     def ping(self, token: int) -> None:
         """Ask for a sign of life, and time it."""
@@ -280,7 +280,7 @@ class PeerStream(asyncio.BufferedProtocol):
             info.resent,
             waits,
             info.rtt or self.round_trip,
-            info.held,
+            info.receiver_limited,
             self.app_limited,
             self._held_to,
             info.delay,

@@ -24,7 +24,7 @@ AUTO_CONGESTION = "auto"
 #: The names that AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
 #: The name it takes towards near peers: see `NEAR_RTT_SECONDS`.
-NEAR = "cubic"
+NEAR_CONGESTION = "cubic"
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
@@ -41,7 +41,7 @@ _MEMORY = struct.Struct("<I32x")
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
 _RTT_WINDOW = struct.Struct("<I8xI")
-_STATE, _RECOVERS, _HARDLY, _STOPPED = 1, 3, 4, 4
+_CA_STATE, _CA_RECOVERY, _AWAY_FACTOR, _STOPPED_WINDOW = 1, 3, 4, 4
 _FLIGHT = struct.Struct("<4I")
 #: Linux: the most that a socket sends a second, in 32 bits; all ones is no limit. Not less than this: what was sent at
 #: a rate is waited for, whatever is set later.
@@ -56,8 +56,8 @@ class TcpInfo:
     """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
 
     received: what has come, in order or about. waits: what is to be sent as soon as the window lets it, for the first
-    time or again. rtt: the least of the last minutes, 0: none yet. delay: how much longer round trips take now. held:
-    time in which the peer's window was full.
+    time or again. rtt: the least of the last minutes, 0: none yet. delay: how much longer round trips take now.
+    receiver_limited: time in which the peer's window was full.
     """
 
     delivered: int
@@ -66,7 +66,7 @@ class TcpInfo:
     resent: int
     waits: int
     rtt: float
-    held: float
+    receiver_limited: float
     delay: float = 0.0
 
 
@@ -125,7 +125,7 @@ def unsent(sock: Any) -> int:
         return 0
 
 
-def pace(sock: Any) -> tuple[int, float]:
+def queue_and_window_rate(sock: Any) -> tuple[int, float]:
     """(bytes that wait in the kernel to be sent, bytes a second that the window lets out).
 
     The rate is 0 where the kernel does not tell, or knows no round trip yet.
@@ -160,7 +160,7 @@ def choose_congestion(wish: str) -> Congestion:
     """
     if wish == AUTO_CONGESTION:
         far = next((name for name in PREFERRED if offers(name)), "")
-        return Congestion(far, NEAR if offers(NEAR) else far)
+        return Congestion(far, NEAR_CONGESTION if offers(NEAR_CONGESTION) else far)
     if wish and not offers(wish):
         raise UsageError(
             f"{named('congestion')} {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
@@ -203,7 +203,7 @@ def tune(sock: Any, congestion: Congestion) -> None:
     name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT_SECONDS else congestion.far
     if name and congestion_of(sock) != name:
         set_congestion(sock, name)
-    set_notsent(sock, MIN_NOTSENT_BYTES)
+    set_notsent_lowat(sock, MIN_NOTSENT_BYTES)
 
 
 def is_away_from_window(data: bytes) -> bool:
@@ -217,12 +217,12 @@ def is_away_from_window(data: bytes) -> bool:
     if len(data) < _INFO_BYTES:
         return False
     (window,) = _U32.unpack_from(data, 80)
-    if window <= _STOPPED:
+    if window <= _STOPPED_WINDOW:
         return True
-    if data[_STATE] < _RECOVERS:
+    if data[_CA_STATE] < _CA_RECOVERY:
         return False
     unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
-    return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
+    return bool(_AWAY_FACTOR * (unacked - sacked - lost + resent) < window)
 
 
 def can_restart(sock: Any) -> bool:
@@ -243,7 +243,7 @@ def restart(sock: Any) -> bool:
     return set_congestion(sock, PREFERRED[0])
 
 
-def handle(sock: Any) -> socket.socket | None:
+def dup(sock: Any) -> socket.socket | None:
     """A socket for the same connection, to be closed by the caller: a transport creates its own for each call, which
     takes longer than the call. None if this process may open no more."""
     try:
@@ -252,7 +252,7 @@ def handle(sock: Any) -> socket.socket | None:
         return None
 
 
-def keep_awake(sock: Any | None) -> None:
+def disable_idle_restart(sock: Any | None) -> None:
     """Have a far connection that is silent for long, and then says much at once, begin as a new one would.
 
     Cubic takes an idle connection's window back to where it began, or leaves it where the last losses put it, which
@@ -263,29 +263,29 @@ def keep_awake(sock: Any | None) -> None:
         set_congestion(sock, PREFERRED[0])
 
 
-def set_notsent(sock: Any, nbytes: int) -> None:
+def set_notsent_lowat(sock: Any, nbytes: int) -> None:
     """Sets how many unsent bytes the kernel holds before the socket counts as full (TCP_NOTSENT_LOWAT)."""
     if _TCP_NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, nbytes)
 
 
-def set_least(sock: Any, nbytes: int) -> None:
+def set_rcvlowat(sock: Any, nbytes: int) -> None:
     """Sets how many bytes must have come before the socket is readable (SO_RCVLOWAT); fewer are readable at its end."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
-def set_most(sock: Any, rate: float) -> None:
+def set_max_pacing_rate(sock: Any, rate: float) -> None:
     """Makes a socket send at most `rate` bytes a second; 0: no limit. Does nothing where the kernel cannot."""
     if _TCP_INFO is not None:
         with suppress(OSError):
-            most = min(_NO_LIMIT, max(_LEAST_LIMIT, int(rate))) if rate else _NO_LIMIT
-            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", most))
+            limit = min(_NO_LIMIT, max(_LEAST_LIMIT, int(rate))) if rate else _NO_LIMIT
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", limit))
 
 
-def most(sock: Any) -> int:
-    """Returns the limit that `set_most` has set, in bytes a second; 0: no limit, or it is not known."""
+def max_pacing_rate(sock: Any) -> int:
+    """Returns the limit that `set_max_pacing_rate` has set, in bytes a second; 0: no limit, or it is not known."""
     if _TCP_INFO is None:
         return 0
     try:

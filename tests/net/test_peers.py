@@ -90,8 +90,8 @@ class Kernel:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing of windows")
 def test_of_two_empty_connections_the_one_with_the_larger_window_is_taken(run: Run) -> None:
-    assert tcp.pace(Kernel(1000, 100_000, 16, 500)) == (500, pytest.approx(160_000))
-    assert tcp.pace(Kernel(1000, 0, 16, 500)) == (500, 0.0)
+    assert tcp.queue_and_window_rate(Kernel(1000, 100_000, 16, 500)) == (500, pytest.approx(160_000))
+    assert tcp.queue_and_window_rate(Kernel(1000, 0, 16, 500)) == (500, 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()

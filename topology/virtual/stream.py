@@ -31,7 +31,7 @@ SMALL_BYTES = 2048
 #: The least limit that the kernel is given (bytes a second): as `net.tcp` bounds it.
 LEAST_LIMIT = 64 << 10
 #: A connection that repairs losses and has less than this part of its window in flight is away from its window.
-HARDLY = 4
+AWAY_FACTOR = 4
 _PADDING = ProbePadding(memoryview(bytes(PADDING_BYTES)))
 _HEADER_BYTES = len(encode_chunk_header(bytes(8), 0, 1, 0))
 
@@ -86,7 +86,7 @@ class VirtualStream:
         """See `Connection`."""
         out = self.out
         window = out.congestion.cwnd
-        return window > MIN_WINDOW and not (out.is_recovering and HARDLY * out.inflight < window)
+        return window > MIN_WINDOW and not (out.is_recovering and AWAY_FACTOR * out.inflight < window)
 
     def restart(self) -> None:
         """See `Connection`; only BBR can, as with the kernel's."""

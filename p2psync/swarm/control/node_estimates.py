@@ -100,7 +100,7 @@ class NodeEstimates:
         flow.sent += max(0, after.sent - before.sent)
         flow.retransmitted += max(0, after.retransmitted - before.retransmitted)
         flow.connections += 1
-        if after.rwnd_limited - before.rwnd_limited < seconds / 2:
+        if after.receiver_limited - before.receiver_limited < seconds / 2:
             is_dry = before.app_limited != after.app_limited
             flow.saturated += bool(before.backlog and after.backlog and not is_dry)
             flow.backlogged += bool(before.backlog or after.backlog)
