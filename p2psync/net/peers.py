@@ -295,7 +295,7 @@ class ConnectionManager:
                 elif stream.peer is not None:
                     self._ping(stream)
                 if now - stream.heard_at > PING_EVERY:
-                    stream.hasten()
+                    stream.reset_rcvlowat()
 
     def _ping(self, stream: PeerStream) -> None:
         self._token += 1

@@ -75,12 +75,12 @@ class PeerStream(asyncio.BufferedProtocol):
         self.got = 0
         self.round_trip = 0.0
         self.app_limited = 0
-        self._dry = True
+        self._queue_was_empty = True
         self._congestion = congestion
         self._send_time = SendTime()
-        self._may_wait = MIN_NOTSENT_BYTES
-        self._held_to = 0.0
-        self._least = 1
+        self._notsent_lowat = MIN_NOTSENT_BYTES
+        self._pacing_limit = 0.0
+        self._rcvlowat = 1
         self._retired = False
         self._socket: Any = None
         self._handle: socket.socket | None = None
@@ -127,20 +127,20 @@ class PeerStream(asyncio.BufferedProtocol):
         except FormatError as error:
             self.close(str(error))
             return
-        self._await_rest()
+        self._raise_rcvlowat()
         for message in messages:
             if isinstance(message, Hello):
                 self._on_hello(message)
             else:
                 self._owner.received(self, message)
 
-    def _await_rest(self) -> None:
+    def _raise_rcvlowat(self) -> None:
         """Be woken for a part of the chunk that is coming in, not for each packet: on a slow path, waking costs more
         time than all else that is done for a chunk."""
         missing = self._reader.missing
         least = min(missing, _PART) if missing > _SMALL else 1
-        if least != self._least and self._socket is not None:
-            self._least = least
+        if least != self._rcvlowat and self._socket is not None:
+            self._rcvlowat = least
             tcp.set_rcvlowat(self._socket, least)
 
     def eof_received(self) -> bool:
@@ -175,12 +175,12 @@ class PeerStream(asyncio.BufferedProtocol):
         """Bytes in user space that wait to be sent."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
-    def takes(self, size: int) -> float:
+    def seconds_to_send(self, size: int) -> float:
         """Seconds until so many more bytes will have been sent, about: see `SendTime`."""
         waits, window = tcp.queue_and_window_rate(self._socket) if self._socket is not None else (0, 0.0)
         waits += self.backlog
-        self._dry = not waits
-        return self._send_time.seconds(size, waits, window, self._held_to, self._loop.time())
+        self._queue_was_empty = not waits
+        return self._send_time.seconds(size, waits, window, self._pacing_limit, self._loop.time())
 
     @property
     def address(self) -> str:
@@ -203,10 +203,10 @@ class PeerStream(asyncio.BufferedProtocol):
             self.close("the peer does not read")
 
     def send_chunk(self, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0) -> None:
-        """Send a chunk (manifest: short id). `flushed` follows, always. `takes` comes first."""
+        """Send a chunk (manifest: short id). `flushed` follows, always. `seconds_to_send` comes first."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:
-            self.app_limited += self._dry
+            self.app_limited += self._queue_was_empty
             self._fit_queue()
             header = encode_chunk_header(manifest, index, len(data), tag)
             # Both in one call to the kernel: the header does not travel as a packet of its own.
@@ -218,16 +218,16 @@ class PeerStream(asyncio.BufferedProtocol):
             self._loop.call_soon(self._flush)
 
     def _fit_queue(self) -> None:
-        """Let as much wait in the kernel as suits the rate that `takes` has found."""
+        """Let as much wait in the kernel as suits the rate that `seconds_to_send` has found."""
         fitting = notsent_for(self._send_time.rate)
-        if fitting != self._may_wait and self._socket is not None:
-            self._may_wait = fitting
+        if fitting != self._notsent_lowat and self._socket is not None:
+            self._notsent_lowat = fitting
             tcp.set_notsent_lowat(self._socket, fitting)
 
     def set_pacing_limit(self, rate: float) -> None:
         """Have the kernel send no faster than so many bytes a second; 0: as fast as may be."""
-        if rate != self._held_to and self._socket is not None:
-            self._held_to = rate
+        if rate != self._pacing_limit and self._socket is not None:
+            self._pacing_limit = rate
             tcp.set_max_pacing_rate(self._socket, rate)
 
     @property
@@ -245,10 +245,10 @@ class PeerStream(asyncio.BufferedProtocol):
         if self._transport is not None and not self._transport.is_closing():
             self._write(_PADDING)
 
-    def hasten(self) -> None:
+    def reset_rcvlowat(self) -> None:
         """Be woken for whatever has come: a part of a chunk may take long on a path that hardly moves."""
-        if self._least > 1 and self._socket is not None:
-            self._least = 1
+        if self._rcvlowat > 1 and self._socket is not None:
+            self._rcvlowat = 1
             tcp.set_rcvlowat(self._socket, 1)
 
     def ping(self, token: int) -> None:
@@ -282,7 +282,7 @@ class PeerStream(asyncio.BufferedProtocol):
             info.rtt or self.round_trip,
             info.receiver_limited,
             self.app_limited,
-            self._held_to,
+            self._pacing_limit,
             info.delay,
         )
 

@@ -274,7 +274,7 @@ def test_probe_padding_is_paced_as_requested_and_chunks_after_it_are_not(run: Ru
         raw.say(ProbeRequest(7, 1 << 30, 60.0, 3e6))
         await until(lambda: one._probe_sender._flows)
         await until(lambda: tcp.max_pacing_rate(stream._socket) == 3_000_000)
-        assert list(one._probe_sender.held) == ["x"]
+        assert list(one._probe_sender.paced) == ["x"]
         raw.say(ProbeRequest(7, 0, 0.0))
         await until(lambda: not one._probe_sender._flows)
         assert tcp.max_pacing_rate(stream._socket) == 0

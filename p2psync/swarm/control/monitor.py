@@ -83,7 +83,7 @@ class NetworkMonitor:
         # Two flows of BBR overflow a short queue together, and one fills a path: probes show the same over any number.
         self._one_fills = policy.is_tolerant
         self._streams = StreamManager(peers, policy, adapts=streams == 0, on_count=on_connections)
-        self._probe_sender = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped, loop)
+        self._probe_sender = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._padding_ended, loop)
         self._path_controllers = PathControllers(peers, probes_rtt=congestion in ("", *TOLERANT), config=config.paths)
         self._uplink_pacer = UplinkPacer(config.uplink)
         self._sampler = ConnectionSampler(peers)
@@ -266,7 +266,7 @@ class NetworkMonitor:
 
     def _watch_streams(self, seconds: float, now: float) -> None:
         # A flow with a pacing limit does not show how many connections its path needs.
-        for name in self._up.difference(self._probe_sender.held, self._path_controllers.paced):
+        for name in self._up.difference(self._probe_sender.paced, self._path_controllers.paced):
             path = self.estimates.paths.get(name)
             if path is not None and (path.network_limited_since is not None or path.sending):
                 self._streams.observe(name, path, seconds, now)
@@ -309,7 +309,7 @@ class NetworkMonitor:
                     case Disconnect():
                         self._peers.hang_up(action.peer, action.reason)
 
-    def _pumped(self, name: str, sent: int) -> None:
+    def _padding_ended(self, name: str, sent: int) -> None:
         self._prober.padding_ended(name, sent, self._loop.time())
         # Within an action the loop in `_act` carries out what this adds; after a timer nothing does.
         self._loop.call_later(0, self._act)

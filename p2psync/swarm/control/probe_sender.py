@@ -46,7 +46,7 @@ class ProbeSender:
         return self._flows.keys()
 
     @property
-    def held(self) -> Collection[str]:
+    def paced(self) -> Collection[str]:
         """Peers that get padding at a requested rate."""
         return [peer for peer, flow in self._flows.items() if flow.rate]
 

@@ -136,7 +136,7 @@ class ProbeServer:
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
-    def _grant(self, wished: int, name: str, now: float, *, is_own: bool) -> int:
+    def _grant(self, requested: int, name: str, now: float, *, is_own: bool) -> int:
         """Returns the bytes that a peer may have, 0: none now. is_own: it accepts this node's invitation."""
         peer = self._targets.peers[name]
         if is_own and self._probe is not None:
@@ -147,8 +147,8 @@ class ProbeServer:
                 available = int(available * self._config.own_link_share)
         else:
             return 0
-        size = min(wished, available, self._config.max_bytes)
-        return size if size >= min(wished, self._config.min_bytes) else 0
+        size = min(requested, available, self._config.max_bytes)
+        return size if size >= min(requested, self._config.min_bytes) else 0
 
     def _start(self, probe: _Probe, now: float) -> None:
         """All peers have answered."""
