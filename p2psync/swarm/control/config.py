@@ -143,8 +143,8 @@ class EstimatorConfig:
     """Settings of estimates. Bytes, seconds, and bytes/s.
 
     Rates. min_seconds, max_seconds, round_trips: a rate counts once it lasted for `round_trips`, within these bounds;
-    longer hides more bursts, and finds no rate in short transfers. near_rtt, near_seconds: it counts after
-    `near_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
+    longer hides more bursts, and finds no rate in short transfers. low_rtt, low_rtt_seconds: it counts after
+    `low_rtt_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
     window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer keeps what a path
     no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. min_transfer_rate:
     less is messages, no transfer.
@@ -165,8 +165,8 @@ class EstimatorConfig:
     min_seconds: float = 0.5
     max_seconds: float = 0.75
     round_trips: float = 5.0
-    near_rtt: float = 0.005
-    near_seconds: float = 0.2
+    low_rtt: float = 0.005
+    low_rtt_seconds: float = 0.2
     window_seconds: float = 60.0
     buckets: int = 10
     min_interval: float = 0.05

@@ -14,16 +14,16 @@ from p2psync.swarm.control.config import EstimatorConfig
 _DEFAULTS = EstimatorConfig()
 #: Seconds for which a rate must last, where no round trip is known.
 LASTING = _DEFAULTS.min_seconds
-#: Round trips (seconds) up to which a peer is near: a hole in the sequence is filled at once.
-NEAR = _DEFAULTS.near_rtt
+#: Round trips (seconds) up to which a hole in the sequence is filled at once: see `EstimatorConfig.low_rtt`.
+LOW_RTT = _DEFAULTS.low_rtt
 #: Timers are late by so much (seconds).
 _SLACK = 0.02
 
 
 def lasting(rtt: float) -> float:
     """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown)."""
-    if 0 < rtt <= NEAR:
-        return _DEFAULTS.near_seconds
+    if 0 < rtt <= LOW_RTT:
+        return _DEFAULTS.low_rtt_seconds
     return min(_DEFAULTS.max_seconds, max(LASTING, _DEFAULTS.round_trips * rtt))
 
 

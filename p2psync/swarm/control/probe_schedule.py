@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2psync.swarm.control.config import ProbeConfig
-from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.estimators import LOW_RTT
 from p2psync.swarm.control.node_estimates import NodeEstimates
 
 
@@ -94,7 +94,7 @@ class ProbeSchedule:
     def _is_below_plan(self, name: str) -> bool:
         path = self._estimates.paths.get(name)
         planned = self._config.carried_share * self.planned_rates[name]
-        return path is not None and path.rtt > NEAR and path.received.value < planned
+        return path is not None and path.rtt > LOW_RTT and path.received.value < planned
 
     def finished(self, task: ProbeTask, now: float, best_rate: float, *, hidden: bool = False) -> None:
         """A probe succeeded. best_rate: bytes a second that are known now of what it measures.

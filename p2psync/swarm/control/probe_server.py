@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest
 from p2psync.swarm.control.config import ProbeConfig
-from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.estimators import LOW_RTT
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_actions import ProbeAction, SendMessage, StartPadding, StopPadding
 from p2psync.swarm.control.probe_budget import ConvergenceDetector, ProbeBudget
@@ -167,7 +167,7 @@ class ProbeServer:
         What a path gets beyond its own rate is lost behind the uplink, and takes the other paths' part of it.
         """
         path = self._estimates.paths.get(name)
-        if not probe.pool or len(probe.granted) == 1 or path is None or path.rtt <= NEAR:
+        if not probe.pool or len(probe.granted) == 1 or path is None or path.rtt <= LOW_RTT:
             return 0.0
         return self._config.uplink_path_gain * path.sent.value
 

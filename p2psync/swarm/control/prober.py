@@ -7,7 +7,7 @@ node requests one probe at a time and serves one at a time. It measures, in this
 - the *path* from each other region, through one peer. All nodes order the nodes of a region alike; the first probes at
   once, the next ones later, so that they do not share the path. A narrow uplink hides a wider path, so each probe takes
   another peer, those with wider announced uplinks first.
-- its *downlink*, through several peers at one time, near ones first.
+- its *downlink*, through several peers at one time, those of its region first.
 - its *uplink*: it invites several peers, and starts once all of them have requested padding. A busy peer lets an
   invitation wait for a while, before its own probes.
 - the path from a *parent* that never carried about what the plan has it carry, at a little above that rate, so that the

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_STREAMS
 from p2psync.swarm.control.config import StreamPolicyConfig
-from p2psync.swarm.control.estimators import NEAR, WindowedMax
+from p2psync.swarm.control.estimators import LOW_RTT, WindowedMax
 from p2psync.swarm.control.path_estimates import PathEstimates
 
 #: Congestion controls that keep their rate where packets are lost now and then.
@@ -54,7 +54,7 @@ class StreamPolicy:
 
     def expect(self, name: str, path: PathEstimates, rate: float) -> None:
         """Takes the planned rate to a peer (bytes/s)."""
-        if self.is_tolerant or path.rtt <= NEAR:
+        if self.is_tolerant or path.rtt <= LOW_RTT:
             return
         # Flows that fill a queue lose the more, the more there are.
         loss = min(self._config.assumed_loss, path.loss) if path.losses.is_known else self._config.assumed_loss

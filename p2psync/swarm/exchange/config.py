@@ -40,7 +40,7 @@ class ExchangeConfig:
 
     Publisher.
     window_first: bytes of a manifest that may be in flight without a window, so that a small one need not wait.
-    stalled_after: a tree whose first hops had no room for so many seconds does not hold the others back.
+    stalled_after: a tree whose children had no room for so many seconds does not hold the others back.
     ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
     announce_after: seconds without sending or hearing of a delivery after which a publisher announces its chunks.
     resend_after, resend_factor: the publisher sends a chunk down another tree if no peer announces it for so many

@@ -235,7 +235,7 @@ class Exchange:
         """The connected peers."""
         return self._peers.values()
 
-    def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
+    def peer_up(self, name: str, same_region: bool, now: float, *, publishes: bool = False) -> bool:
         """Adds a connected peer; returns False if it is banned and the shell must disconnect it. publishes: it is a
         publisher.
 
@@ -249,7 +249,7 @@ class Exchange:
         surplus = self.trust.peer_up(name)
         if name not in self._peers:
             download, upload = Download(self._config), Upload(self._config.unsolicited_bytes)
-            peer = Peer(name, near, publishes, download, upload, surplus=surplus)
+            peer = Peer(name, same_region, publishes, download, upload, surplus=surplus)
             self._peers[name] = peer
         for wrong in self.trust.blame.take_accusations(name):
             self._state.send(name, wrong)

@@ -1,8 +1,8 @@
 """The publisher's in-flight window: how many chunks of a manifest may be in flight down the trees.
 
-The publisher sees the first hop of a tree only; a slow link further down shows in chunks that receivers lack. The
-window is what the trees carry in one latency (Little's law), times a gain as in BBR's congestion control (Cardwell et
-al., 2017), plus some chunks for each path so that no relay is idle:
+The publisher sees its own children only; a slow link further down shows in chunks that receivers lack. The window is
+what the trees carry in one latency (Little's law), times a gain as in BBR's congestion control (Cardwell et al., 2017),
+plus some chunks for each path so that no relay is idle:
 
     size = gain * rate * latency + per_path * paths
 
@@ -13,8 +13,8 @@ al., 2017), plus some chunks for each path so that no relay is idle:
 A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
 which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
 
-Trees with the same first hops form a path. A path may fill a multiple of its share of the window, so that a path that
-delivers no chunk gets no more of them.
+Trees in which the publisher has the same children form a path. A path may fill a multiple of its share of the window,
+so that a path that delivers no chunk gets no more of them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Path:
-    """The trees that begin at the same first hops.
+    """The trees in which the publisher has the same children.
 
     share: of the plan's rate. in_flight: chunks, each as the share of the receivers that lack it. quickest: the
     delivered chunk with the least latency.
@@ -60,7 +60,7 @@ class _Path:
 
 @dataclass(slots=True)
 class _Tree:
-    """One tree of the plan. path: where it begins. rate: planned chunks/s. completion: smoothed seconds until all
+    """One tree of the plan. path: see `_Path`. rate: planned chunks/s. completion: smoothed seconds until all
     receivers hold a chunk; 0: not known."""
 
     path: _Path
@@ -90,13 +90,13 @@ class InFlightWindow:
         self._interval_began = self._updated_at = 0.0
         self.size = 0.0
 
-    def follow(self, rates: Sequence[float], first_hops: Sequence[Hashable]) -> None:
-        """Replaces the trees: chunks/s and first hops of each. Chunks in flight still count."""
+    def follow(self, rates: Sequence[float], children: Sequence[Hashable]) -> None:
+        """Replaces the trees: chunks/s and the publisher's children in each. Chunks in flight still count."""
         # The measured latency is the best estimate for paths without a sample.
         self._prior_latency = self._latency()
         self._rate = sum(rates)
         paths: dict[Hashable, _Path] = {}
-        self._trees = [_Tree(paths.setdefault(h, _Path()), rate) for rate, h in zip(rates, first_hops, strict=True)]
+        self._trees = [_Tree(paths.setdefault(c, _Path()), rate) for rate, c in zip(rates, children, strict=True)]
         self._paths = list(paths.values())
         for tree in self._trees:
             tree.path.share += tree.rate / (self._rate or 1.0)

@@ -1,12 +1,12 @@
 """The publisher's sender: which chunk goes down which tree of the plan, and when.
 
-The publisher sends each chunk down one tree: of those whose first hops have room, the one that is furthest behind its
-share. A tree may be a little ahead of its share, so that a fast first hop does not take more than the links behind it
-carry; a tree whose first hops have had no room for a while does not hold the others back. An in-flight window
+The publisher sends each chunk down one tree: of those whose children have room, the one that is furthest behind its
+share. A tree may be a little ahead of its share, so that a fast child does not take more than the links behind it
+carry; a tree whose children have had no room for a while does not hold the others back. An in-flight window
 (`in_flight_window`) limits the chunks in flight.
 
 While it sends, the publisher does not announce its chunks: all peers would request them, and its uplink would carry
-them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its first hop
+them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its child
 disconnects, the publisher sends it down another tree. Once peers have confirmed all chunks, or transfers stall, the
 publisher announces its chunks to all peers.
 """
@@ -39,7 +39,7 @@ class Publication:
 
     unsent: chunks to send, in order. sent_at: when a chunk was last sent; confirmed_at: when a peer last announced one.
     window: the chunks in flight. revision, sent: the plan, and how many chunks went down each of its trees.
-    planned_at: when the plan came. room_at: when the first hops of each tree last had room. unconfirmed: chunks that
+    planned_at: when the plan came. room_at: when the children in each tree last had room. unconfirmed: chunks that
     were sent and that no peer announces, with their tree and the time. delivery_seconds: smoothed time until a peer
     announces a chunk.
     """
@@ -55,18 +55,18 @@ class Publication:
     unconfirmed: dict[int, tuple[int, float]] = field(default_factory=dict)
     delivery_seconds: float = 0.0
 
-    def follow(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
-        """Follows a new plan, and counts the trees' shares from now on. first_hops: of each tree."""
+    def follow(self, plan: NodePlan, children: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
+        """Follows a new plan, and counts the trees' shares from now on. children: of this node in each tree."""
         trees = len(plan.shares)
         # A restarted hub may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
             rates = [place.rate * BYTES_PER_MBIT / chunk_bytes for place in plan.positions]
-            self.window.follow(rates, [tuple(hops) for hops in first_hops])
+            self.window.follow(rates, [tuple(names) for names in children])
 
     def next_tree(self, ready: Sequence[int], shares: Sequence[int], config: ExchangeConfig, now: float) -> int | None:
-        """Returns the tree for the next chunk, of those whose first hops have room (`ready`); None: wait."""
+        """Returns the tree for the next chunk, of those whose children have room (`ready`); None: wait."""
         ready = [tree for tree in ready if self.window.has_room(tree)]
         for tree in ready:
             self.room_at[tree] = now
@@ -140,9 +140,9 @@ class PublisherSender:
         self.send(now)
 
     def peer_down(self, name: str, now: float) -> None:
-        """Resends the unconfirmed chunks of a disconnected first hop down other trees."""
+        """Resends the unconfirmed chunks of a disconnected child down other trees."""
         for short, publication in self._publications.items():
-            trees = {tree for tree, hops in enumerate(self._state.trees.children) if name in hops}
+            trees = {tree for tree, names in enumerate(self._state.trees.children) if name in names}
             lost = [index for index, (tree, _) in publication.unconfirmed.items() if tree in trees]
             self._resend(short, publication, lost)
         self.send(now)
@@ -167,7 +167,7 @@ class PublisherSender:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, now: float) -> None:
-        """Sends chunks while windows and first hops have room, manifest by manifest."""
+        """Sends chunks while windows and children have room, manifest by manifest."""
         plan = self._state.trees.plan
         for short, publication in self._publications.items():
             if plan is not None and publication.unsent:
@@ -181,13 +181,13 @@ class PublisherSender:
         if publication.window.is_full:
             return
         takers = self._takers(short)
-        hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
+        children = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
         while publication.unsent:
             index = publication.unsent[0]
-            trees = [tree for tree in hops if hops[tree]]
+            trees = [tree for tree in children if children[tree]]
             # A resent chunk takes another tree, if there is one.
             others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
-            ready = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
+            ready = [tree for tree in others or trees if self._has_room(children[tree], transfer)]
             tree = publication.next_tree(ready, plan.shares, state.config, now)
             if tree is None:
                 return
@@ -196,12 +196,12 @@ class PublisherSender:
             publication.sent[tree] += 1
             publication.sent_at = now
             publication.window.sent(index, tree, now)
-            given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
+            given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(children[tree])]
             if any(given):
                 publication.unconfirmed[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + self._resend_after(publication))
-            # A first hop that has not subscribed yet accepts a bounded number of bytes.
-            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.accepts_pushes(short)}
+            # A child that has not subscribed yet accepts a bounded number of bytes.
+            children[tree] = {name for name in children[tree] if state.peers[name].upload.accepts_pushes(short)}
 
     def _window(self, transfer: Transfer) -> InFlightWindow:
         """Returns the in-flight window of a manifest, unlimited for a small one."""
@@ -211,16 +211,16 @@ class PublisherSender:
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
         """Returns the flags of the chunks that each receiver of a manifest holds, by name.
 
-        Only first hops count before their first announcement: nodes further down subscribe long before a chunk can
+        Only children count before their first announcement: nodes further down subscribe long before a chunk can
         reach them.
         """
         none = np.zeros(transfer.chunks, np.bool_)
-        hops = self._takers(short)
+        children = self._takers(short)
         peers = self._state.peers.values()
-        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in hops}
+        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in children}
 
-    def _has_room(self, hops: set[str], transfer: Transfer) -> bool:
-        return all(self._uploads.has_room(self._state.peers[name], transfer) for name in hops)
+    def _has_room(self, children: set[str], transfer: Transfer) -> bool:
+        return all(self._uploads.has_room(self._state.peers[name], transfer) for name in children)
 
     def _takers(self, short: bytes) -> set[str]:
         peers = self._state.peers
@@ -232,21 +232,21 @@ class PublisherSender:
         return max(config.resend_after, config.resend_factor * publication.delivery_seconds)
 
     def _overdue(self, short: bytes, publication: Publication, now: float) -> list[int]:
-        """Returns unconfirmed chunks to resend, if other first hops can take them: a slow one needs no second copy."""
-        takers, children = self._takers(short), self._state.trees.children
-        hops = [takers.intersection(names) for names in children]
+        """Returns unconfirmed chunks to resend, if other children can take them: a slow one needs no second copy."""
+        takers = self._takers(short)
+        children = [takers.intersection(names) for names in self._state.trees.children]
         overdue = []
         for index, (tree, at) in publication.unconfirmed.items():
             if now - at >= self._resend_after(publication):
-                given = hops[tree] if tree < len(hops) else set()
-                if any(names and names != given for names in hops):
+                given = children[tree] if tree < len(children) else set()
+                if any(names and names != given for names in children):
                     overdue.append(index)
                 else:
                     publication.unconfirmed[index] = (tree, now)
         return overdue
 
     def _resend(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
-        """Queues chunks before all others, and allows pushing them again to their first hops."""
+        """Queues chunks before all others, and allows pushing them again to their children."""
         for index in sorted(chunks, reverse=True):
             publication.unconfirmed.pop(index, None)
             publication.unsent.appendleft(index)

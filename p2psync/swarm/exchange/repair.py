@@ -96,4 +96,4 @@ class Repair:
         wait = other.download.wait_for_another(size, now)
         if self._providers.is_free(other, short):
             return wait if self._providers.free_room(other, self._state.transfers[short]) > 0 else float("inf")
-        return wait if other.near or any_region else float("inf")
+        return wait if other.same_region or any_region else float("inf")

@@ -101,15 +101,15 @@ class RequestScheduler:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def fill_all(self, now: float) -> None:
-        """Requests all chunks that may be requested now, of near peers first, and of publishers last.
+        """Requests all chunks that may be requested now, of peers of this region first, and of publishers last.
 
-        A chunk should not cross a long link, or the publisher's uplink, if a near peer has it.
+        A chunk should not cross a link between regions, or the publisher's uplink, if a peer of this region has it.
         """
         if not any(self._may_request(transfer, now) for transfer in self._state.transfers.values()):
             return
 
         def order(peer: Peer) -> tuple[bool, bool, bool, float, str]:
-            return peer.download.snubbed, peer.publisher, not peer.near, peer.download.wait(now), peer.name
+            return peer.download.snubbed, peer.publisher, not peer.same_region, peer.download.wait(now), peer.name
 
         for peer in sorted(self._state.peers.values(), key=order):
             self.fill(peer, now)
@@ -141,11 +141,11 @@ class RequestScheduler:
                 return None
             if self._providers.is_free(peer, short):
                 return candidates & (transfer.available_since <= now - self._held_for)
-            if not peer.near and self._providers.free_parents(short):
+            if not peer.same_region and self._providers.free_parents(short):
                 # Paths between regions share links, and the plan gave a part of them to the free parents.
                 return None
             candidates = self._overdue(transfer, now)
-        return candidates if peer.near or not candidates.any() else self._own_part(candidates, transfer, now)
+        return candidates if peer.same_region or not candidates.any() else self._own_part(candidates, transfer, now)
 
     @property
     def _held_for(self) -> float:
@@ -177,7 +177,9 @@ class RequestScheduler:
         """Returns flags of the candidates that this node fetches from other regions: its own part first, and then the
         chunks that another node of the region should have fetched by now.
         """
-        others = [peer.name for peer in self._state.peers.values() if peer.near and self._is_fetching(peer, transfer)]
+        others = [
+            peer.name for peer in self._state.peers.values() if peer.same_region and self._is_fetching(peer, transfer)
+        ]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:
