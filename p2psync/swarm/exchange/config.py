@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# ---- the estimate of the downlink (seconds) --------------------------------------------------------------------------
+
+#: Of a busy period before it gives an estimate. More is steadier, and gives none for short transfers.
+DOWNLINK_MIN_SECONDS = 1.0
+#: After which the estimator halves the period and its bytes. More is steadier, and follows changes later.
+DOWNLINK_MEMORY_SECONDS = 10.0
+#: From the last chunk to a request that continues the busy period: with a window of one chunk, no request is
+#: outstanding for a moment after each. More counts pauses as busy.
+DOWNLINK_MAX_GAP_SECONDS = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeConfig:
@@ -13,7 +23,7 @@ class ExchangeConfig:
     window_least, window_most: bounds of the bytes that a peer may owe before this node requests more of it. More hides
     longer round trips, and leaves more in the queues of slow peers.
     horizon: seconds of a peer's rate that this node requests ahead, in addition to the round trip.
-    prior_rate: bytes/s assumed of a peer before its first chunk.
+    prior_rate, prior_round_trip: bytes/s and seconds assumed of a peer before its first chunk.
     rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
     later.
     poll_interval: seconds between checks of what peers owe.
@@ -26,7 +36,8 @@ class ExchangeConfig:
     request_timeout: seconds beyond the time that the peer's rate explains after which a request is cancelled. Each
     timeout doubles it, up to `backoff_most` times.
     push_first, push_least, push_most: the retransmission timeout of pushed chunks before the first sample, and its
-    bounds.
+    bounds. push_weight: of a new sample in its mean and deviation; more follows changes sooner, and lets one burst of
+    late chunks delay requests.
 
     Uploads.
     flush_limit: bytes in one peer's connections that the kernel has not taken yet; at least two chunks, or one for each
@@ -55,7 +66,8 @@ class ExchangeConfig:
     latency_most: the largest latency that sizes the window (seconds).
     path_gain, path_least: bounds of one path in the window, as a multiple of its share, and chunks at least. More
     leaves more to paths that are slower than planned.
-    straggler_share: the window does not wait for a receiver whose missing chunks fill so much of it. More waits longer.
+    straggler_share, straggler_least: the window does not wait for a receiver that alone would fill so large a share of
+    it, or that lacks so many windows if that is more. More waits longer.
     chunk_timeout: seconds after which a chunk leaves the window. More sends less into a path that delivers nothing.
     completion_part: the least time in which a tree completes a chunk, as a part of the mean. More leaves slow trees out
     sooner.
@@ -68,16 +80,18 @@ class ExchangeConfig:
 
     Trust.
     surplus_most: a node bans a peer that sent so many more useless bytes than useful ones.
-    ban: seconds of a ban; first_ban: for the first wrong chunk, see `blame`.
+    ban: seconds of a ban, at most. first_ban: for the first wrong chunk, see `blame`; ban_factor: how many times as
+    long each further one is. More costs a liar, and an honest peer with a damaged disk, more.
     recheck_after: seconds between two reports of one peer that make this node verify its chunks.
-    refetch_pause_first, refetch_pause_most: seconds before a node fetches a chunk again that the store lost twice or
-    more often.
+    refetch_pause_first, refetch_pause_most: seconds before a node fetches a chunk again that the store lost for the
+    second time, and at most; each further loss doubles them.
     """
 
     window_least: int = 256 << 10
     window_most: int = 16 << 20
     horizon: float = 0.5
     prior_rate: float = 500_000.0
+    prior_round_trip: float = 0.2
     rate_window: float = 1.0
     poll_interval: float = 0.05
     short_wait: float = 0.3
@@ -91,6 +105,7 @@ class ExchangeConfig:
     push_first: float = 1.5
     push_least: float = 1.0
     push_most: float = 30.0
+    push_weight: float = 1 / 16
 
     flush_limit: int = 128 << 10
     flush_most: int = 4 << 20
@@ -114,6 +129,7 @@ class ExchangeConfig:
     path_gain: float = 2.0
     path_least: float = 2.0
     straggler_share: float = 0.5
+    straggler_least: float = 1.5
     chunk_timeout: float = 10.0
     completion_part: float = 0.8
     delivery_interval: float = 0.5
@@ -126,6 +142,7 @@ class ExchangeConfig:
     surplus_most: int = 32 << 20
     ban: float = 600.0
     first_ban: float = 2.0
+    ban_factor: float = 10.0
     recheck_after: float = 5.0
-    refetch_pause_first: float = 0.25
+    refetch_pause_first: float = 1.0
     refetch_pause_most: float = 60.0

@@ -10,8 +10,6 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 
 #: A chunk: the manifest's short id, and its index.
 ChunkKey = tuple[bytes, int]
-#: Seconds of a round trip before the first sample.
-_INITIAL_ROUND_TRIP = 0.2
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class Download:
         self.nbytes = 0
         self.announced = 0
         self.credit = 0
-        self.round_trip = _INITIAL_ROUND_TRIP
+        self.round_trip = config.prior_round_trip
         self._min_round_trip = math.inf
         self.snubbed = False
         self.timeout_factor = 1.0

@@ -168,15 +168,15 @@ class Exchange:
         """Fetches a chunk again that the store does not hold after all (a full or damaged disk), and rejects it at all
         peers, so that none waits for it.
 
-        After each further loss of the same chunk the pause doubles: a disk that keeps no data must not load the network
-        for ever.
+        The first time at once; from the second loss of a chunk on after a pause, which doubles with each loss: a disk
+        that keeps no data must not load the network for ever.
         """
         short, config = id[:SHORT_ID_BYTES], self._config
         transfer = self._transfers.get(short)
         if transfer is None or not transfer.held[index]:
             return
         losses = transfer.losses.get(index, 0)
-        pause = config.refetch_pause_first * 2.0 ** min(losses + 1, 30) if losses else 0.0
+        pause = config.refetch_pause_first * 2.0 ** min(losses - 1, 30) if losses else 0.0
         pause = min(config.refetch_pause_most, pause)
         transfer.mark_lost(index, now + pause)
         for peer in self._peers.values():

@@ -28,6 +28,9 @@ import numpy as np
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 
+#: The weight of a new sample in a smoothed delivery time: RFC 6298 smooths round trips with it.
+SMOOTHING = 1 / 8
+
 
 @dataclass(slots=True)
 class _Chunk:
@@ -195,7 +198,7 @@ class InFlightWindow:
         """Returns the flags of the receivers that are no stragglers; counts the chunks delivered to them."""
         sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
         # Each of two receivers may be a window behind the other at times.
-        most = self.size * max(1.5, config.straggler_share * len(holds)) + 1
+        most = self.size * max(config.straggler_least, config.straggler_share * len(holds)) + 1
         counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
         before, self._counts = self._counts, {name: n for name, n in counts.items() if len(sent) - n <= most} or counts
         new = sum(count - before.get(name, count) for name, count in self._counts.items())
@@ -210,7 +213,7 @@ class InFlightWindow:
         path = tree.path
         if path.quickest is None or chunk.latency < path.quickest.latency:
             path.quickest = chunk
-        tree.completion += (age - tree.completion) / (8 if tree.completion else 1)
+        tree.completion += (age - tree.completion) * (SMOOTHING if tree.completion else 1)
 
     def _resize(self) -> None:
         config = self._config

@@ -23,7 +23,7 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.forwarding import Forwarding
-from p2psync.swarm.exchange.in_flight_window import InFlightWindow
+from p2psync.swarm.exchange.in_flight_window import SMOOTHING, InFlightWindow
 from p2psync.swarm.exchange.providers import BYTES_PER_MBIT
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
@@ -89,7 +89,7 @@ class Publication:
         for index in chunks:
             sent = self.unconfirmed.pop(index, None)
             if sent is not None:
-                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) / 8
+                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) * SMOOTHING
 
 
 class PublisherSender:
