@@ -13,6 +13,9 @@ MBIT = 8e-6
 INITIAL_STREAMS = 2
 #: Bytes of padding in a frame.
 PADDING_BYTES = 32 << 10
+#: Seconds between two fills of the connections with padding, and bytes that wait in user space after one: what 300
+#: Mbit/s send between two fills. More lets more padding follow the end of a probe.
+FILL_SECONDS, FILL_BYTES = 0.005, 192 << 10
 
 # ---- the monitor -----------------------------------------------------------------------------------------------------
 
@@ -74,7 +77,14 @@ class ProbeConfig:
     are seldom all free. attempts_per_peer: failed attempts after which it is one peer fewer.
     peers_per_node: peers of a region that one node probes before the next node of its own region goes on behind them.
     planned_path_gain: rate of a probe of a path in the plan, as a multiple of the planned one.
-    uplink_path_gain: rate on each of several far paths over which an uplink is probed, as a multiple of the path's.
+    uplink_path_gain: rate on each of several paths beyond `LOW_RTT` over which an uplink is probed, as a multiple of
+    the path's.
+
+    Convergence, see `ConvergenceDetector`.
+    started_bytes: a probe begins with so many bytes. converged_seconds, converged_round_trips: no probe converges
+    before the first and so many round trips, in which startup grows from one packet to a thousand; more costs more
+    padding. converged_least, converged_most: a rate has converged that is between so many times the rate before; wider
+    bounds end probes sooner, and take growing rates for final ones.
 
     Times.
     settle_seconds: paths to other regions are probed first, a node's own links after so long.
@@ -115,6 +125,12 @@ class ProbeConfig:
     planned_path_gain: float = 1.25
     uplink_path_gain: float = 1.05
 
+    started_bytes: int = 32 << 10
+    converged_seconds: float = 0.8
+    converged_round_trips: float = 10.0
+    converged_least: float = 0.85
+    converged_most: float = 1.1
+
     settle_seconds: float = 4.0
     rank_seconds: float = 30.0
     jitter_seconds: float = 1.0
@@ -146,8 +162,9 @@ class EstimatorConfig:
     longer hides more bursts, and finds no rate in short transfers. low_rtt, low_rtt_seconds: it counts after
     `low_rtt_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
     window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer keeps what a path
-    no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. min_transfer_rate:
-    less is messages, no transfer.
+    no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. timer_slack:
+    timers are late by so much (seconds). sample_span: a rate is the least of those over the last one to so many times
+    the seconds for which it must last; more hides more bursts. min_transfer_rate: less is messages, no transfer.
 
     Conclusions. paced: a flow that delivers this share of its pacing limit shows no less than the path has. crowded,
     fair: the uplink limits flows that together use the first share of it, as far as each has the second share of an
@@ -171,6 +188,8 @@ class EstimatorConfig:
     buckets: int = 10
     min_interval: float = 0.05
     max_interval: float = 1.0
+    timer_slack: float = 0.02
+    sample_span: float = 1.6
     min_transfer_rate: float = 64 << 10
     paced: float = 0.85
     crowded: float = 0.7
@@ -251,8 +270,9 @@ class UplinkPacerConfig:
     gain: limit as a share of what the uplink delivered, so that the queue drains. surely_known: share of the measured
     rate that is no burst. sample_seconds: of a sample; longer rises later. all_delivered: share of the limit that
     counts as all of it. fast_growth, slow_growth: factors of the limit while the least queueing delay is below
-    `idle_delay`, and below `busy_delay` (seconds); more finds spare uplink sooner, and fills the queue. full_seconds,
-    full_bytes: an uplink is full whose connections have both as backlog.
+    `idle_delay`, and below `busy_delay` (seconds); more finds spare uplink sooner, and fills the queue. busy_share: a
+    connection sees the queue that sends this part of `min_transfer_rate`. full_seconds, full_bytes: an uplink is full
+    whose connections have both as backlog.
     """
 
     binding: float = 0.6
@@ -263,6 +283,7 @@ class UplinkPacerConfig:
     idle_delay: float = 0.01
     fast_growth: float = 1.25
     busy_delay: float = 0.05
+    busy_share: float = 0.25
     slow_growth: float = 1.01
     full_seconds: float = 0.06
     full_bytes: int = 256 << 10
@@ -276,9 +297,10 @@ class StreamPolicyConfig:
     connections, and must raise the rate by such a factor. watch_seconds: saturated seconds for which a number is
     watched; longer is steadier. forget_seconds: after which its best rate starts over. pause_seconds,
     max_pause_seconds: between trials that fail, at first and at most. min_window: packets in flight of each connection;
-    with fewer it notices a loss by a timeout only. slack: more connections than this times what the loss explains are
-    closed. assumed_loss: share of a path of which nothing is known, and the most that counts. unplanned: connections to
-    a far peer that is not in the plan, which may measure it.
+    with fewer it notices a loss by a timeout only. spare: connections that a rate needs, as a multiple of what the loss
+    explains; more opens more of them. slack: more connections than this times that number are closed. assumed_loss:
+    share of a path of which nothing is known, and the most that counts. unplanned: connections to a far peer that is
+    not in the plan, which may measure it.
     """
 
     lossy: float = 2e-4
@@ -289,6 +311,7 @@ class StreamPolicyConfig:
     pause_seconds: float = 60.0
     max_pause_seconds: float = 960.0
     min_window: int = 5
+    spare: float = 1.3
     slack: float = 1.5
     assumed_loss: float = 0.01
     unplanned: int = 6

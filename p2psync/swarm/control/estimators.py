@@ -16,8 +16,6 @@ _DEFAULTS = EstimatorConfig()
 LASTING = _DEFAULTS.min_seconds
 #: Round trips (seconds) up to which a hole in the sequence is filled at once: see `EstimatorConfig.low_rtt`.
 LOW_RTT = _DEFAULTS.low_rtt
-#: Timers are late by so much (seconds).
-_SLACK = 0.02
 
 
 def lasting(rtt: float) -> float:
@@ -37,21 +35,21 @@ class DeliveryRateSampler:
     def rate(self, delivered: int, seconds: float, min_seconds: float, sent: int | None = None) -> float | None:
         """Appends an interval; returns the rate (bytes/s), or None while the intervals are shorter than `min_seconds`.
 
-        The rate is the least of those since each time between once and 1.6 times `min_seconds` ago, so neither holes in
-        the sequence nor queued acknowledgements raise it. sent: bytes sent for the first time; where acknowledgements
-        wait for longer, more seems to be delivered than was sent, and the lower rate counts, as in BBR's samples
-        (draft-ietf-ccwg-bbr, delivery rate).
+        The rate is the least of those since each time between once and `sample_span` times `min_seconds` ago, so
+        neither holes in the sequence nor queued acknowledgements raise it. sent: bytes sent for the first time; where
+        acknowledgements wait for longer, more seems to be delivered than was sent, and the lower rate counts, as in
+        BBR's samples (draft-ietf-ccwg-bbr, delivery rate).
         """
         at, all_delivered, all_sent = self._points[-1]
         now, all_delivered = at + seconds, all_delivered + delivered
         all_sent += delivered if sent is None else sent
         self._points.append((now, all_delivered, all_sent))
-        while now - self._points[0][0] > 1.6 * min_seconds + _SLACK:
+        while now - self._points[0][0] > _DEFAULTS.sample_span * min_seconds + _DEFAULTS.timer_slack:
             self._points.popleft()
         rates = [
             min(all_delivered - delivered, all_sent - sent) / (now - at)
             for at, delivered, sent in self._points
-            if now - at >= min_seconds - _SLACK
+            if now - at >= min_seconds - _DEFAULTS.timer_slack
         ]
         return min(rates, default=None)
 

@@ -6,14 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2psync.protocol.messages import ProbePadding, encode_control
-from p2psync.swarm.control.config import PADDING_BYTES
+from p2psync.swarm.control.config import FILL_BYTES, FILL_SECONDS, PADDING_BYTES
 from p2psync.swarm.control.connections import Connections, Scheduler, TimerHandle
 
 #: Bytes of a frame of padding.
 FRAME_BYTES = len(encode_control(ProbePadding(memoryview(bytes(PADDING_BYTES)))))
-#: Seconds between two fills of the connections, and the bytes that wait in user space after one.
-_FILL_SECONDS = 0.005
-_FILL_BYTES = 192 << 10
 
 
 @dataclass(slots=True)
@@ -83,14 +80,14 @@ class ProbeSender:
             if not self._fill(peer, flow) or now >= flow.until:
                 self.stop(peer)
         if self._flows and self._timer is None:
-            self._timer = self._loop.call_later(_FILL_SECONDS, self._fill_all)
+            self._timer = self._loop.call_later(FILL_SECONDS, self._fill_all)
 
     def _fill(self, peer: str, flow: _Flow) -> bool:
         """Returns whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
             stream.set_pacing_limit(flow.rate / len(streams))
-            while stream.backlog < _FILL_BYTES and flow.left >= FRAME_BYTES:
+            while stream.backlog < FILL_BYTES and flow.left >= FRAME_BYTES:
                 stream.send_padding()
                 flow.left -= FRAME_BYTES
                 flow.sent += FRAME_BYTES

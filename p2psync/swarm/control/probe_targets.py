@@ -152,7 +152,7 @@ class ProbeTargets:
 
     def convergence(self, names: Iterable[str]) -> ConvergenceDetector:
         """Returns a detector that notices when the rate of a probe with these peers is steady."""
-        return ConvergenceDetector(self._farthest(names))
+        return ConvergenceDetector(self._farthest(names), self._config)
 
     def _farthest(self, names: Iterable[str]) -> float:
         return max((self.rtt(name) for name in names), default=0.0)

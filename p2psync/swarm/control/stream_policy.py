@@ -20,7 +20,8 @@ from p2psync.swarm.control.path_estimates import PathEstimates
 #: Congestion controls that keep their rate where packets are lost now and then.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
 _DEFAULTS = StreamPolicyConfig()
-_MSS = 1448
+#: Bytes of a full segment over IPv4 with timestamps; the constant of Mathis et al. (1997).
+_MSS, _MATHIS = 1448, 1.22
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class StreamPolicy:
             return
         # Flows that fill a queue lose the more, the more there are.
         loss = min(self._config.assumed_loss, path.loss) if path.losses.is_known else self._config.assumed_loss
-        needed = _needed(rate, path.rtt, loss) if rate else self._config.unplanned
+        needed = self._needed(rate, path.rtt, loss) if rate else self._config.unplanned
         least = max(self._first, min(MAX_STREAMS, needed))
         peer = self._peer(name)
         is_idle = path.network_limited_since is None and peer.before is None
@@ -101,7 +102,7 @@ class StreamPolicy:
                 peer.paused_until, peer.pause = now + peer.pause, min(config.max_pause_seconds, 2 * peer.pause)
                 return
             peer.pause = config.pause_seconds
-        needed = max(self._first, _needed(rate, path.rtt, path.loss))
+        needed = max(self._first, self._needed(rate, path.rtt, path.loss))
         most = min(MAX_STREAMS, max(self._first, int(rate * path.rtt / (config.min_window * _MSS))))
         if min(needed * config.slack, most) < peer.wanted and peer.wanted > peer.least:
             self._watch(peer, max(peer.least, min(needed, most)), None)
@@ -114,10 +115,9 @@ class StreamPolicy:
         peer.wanted, peer.before = wanted, before
         peer.best, peer.watched = WindowedMax(), 0.0
 
-
-def _needed(rate: float, rtt: float, loss: float) -> int:
-    """Returns the connections that reach a rate (bytes/s) together, by loss (a share) and round trip (seconds)."""
-    if rtt <= 0 or loss <= 0:
-        return 1
-    each = 1.22 * _MSS / (rtt * math.sqrt(loss))
-    return max(1, math.ceil(1.3 * rate / each))
+    def _needed(self, rate: float, rtt: float, loss: float) -> int:
+        """Returns the connections that reach a rate (bytes/s) together, by loss (a share) and round trip (seconds)."""
+        if rtt <= 0 or loss <= 0:
+            return 1
+        each = _MATHIS * _MSS / (rtt * math.sqrt(loss))
+        return max(1, math.ceil(self._config.spare * rate / each))

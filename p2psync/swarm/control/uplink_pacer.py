@@ -84,7 +84,7 @@ class UplinkPacer:
 
     def _growth(self, changes: list[tuple[TcpSample, TcpSample]]) -> float:
         """Returns the factor by which the limit may rise, by the shortest queue that a busy connection sees."""
-        least = _ESTIMATES.min_transfer_rate / 4
+        least = self._config.busy_share * _ESTIMATES.min_transfer_rate
         delay = min(
             (after.queueing_delay for before, after in changes if after.sent - before.sent > least), default=0.0
         )
