@@ -28,13 +28,17 @@ class ExchangeConfig:
     later.
     poll_interval: seconds between checks of what peers owe.
     short_wait: the repair leaves chunks to a peer that should send all of them within so many seconds and a round trip.
-    silent_after: after so many seconds without a chunk from a peer, the repair may request its chunks of any other.
-    held_for: seconds after a peer announced a chunk, and none owes it, at which a free parent may be asked for it.
+    silent_after: after so many seconds without a chunk from a peer, or twice what its round trip and planned rate
+    explain, the repair may request its chunks of any other.
+    held_for: seconds after a peer announced a chunk, and none owes it, at which a free parent may be asked for it; at
+    most the push timeout.
     free_horizon: seconds of its planned rate, in addition to the round trip, that a free parent may owe.
-    idle_backlog: a peer that reports a shorter queue (seconds) may be asked for chunks that another peer owes.
-    others_after: seconds after which a node requests a chunk that another node of its region was to fetch.
-    request_timeout: seconds beyond the time that the peer's rate explains after which a request is cancelled. Each
-    timeout doubles it, up to `backoff_most` times.
+    idle_backlog: a peer that reports a longer queue (seconds) is not asked for chunks that a parent pushes, nor by the
+    repair.
+    others_after: seconds after its announcement at which a node requests a chunk that another node of its region was to
+    fetch; with pushes the push timeout is added.
+    request_timeout: seconds after which an owed chunk is cancelled if its peer has sent nothing; else twice the time of
+    the bytes before it is added. Each timeout doubles it, up to `backoff_most` times.
     push_first, push_least, push_most: the retransmission timeout of pushed chunks before the first sample, and its
     bounds. push_weight: of a new sample in its mean and deviation; more follows changes sooner, and lets one burst of
     late chunks delay requests.
@@ -52,7 +56,8 @@ class ExchangeConfig:
     Publisher.
     window_first: bytes of a manifest that may be in flight without a window, so that a small one need not wait.
     stalled_after: a tree whose children had no room for so many seconds does not hold the others back.
-    ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
+    ahead: how much a tree may be ahead of its share of the chunks, as a part of it, unless its planned rate explains
+    more.
     announce_after: seconds without sending or hearing of a delivery after which a publisher announces its chunks.
     resend_after, resend_factor: the publisher sends a chunk down another tree if no peer announces it for so many
     seconds, and so many times the mean delivery time.

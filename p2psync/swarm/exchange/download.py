@@ -136,7 +136,12 @@ class Download:
         return max(2 * chunk_bytes, min(config.window_most, max(config.window_least, flow)))
 
     def has_timed_out(self, chunk: OwedChunk, now: float) -> bool:
-        """Returns whether a chunk timed out: the peer has been silent for a timeout, or sends others instead."""
+        """Returns whether a chunk, requested or announced, timed out: the peer has been silent for a timeout, or sends
+        others instead.
+
+        The timeout is `request_timeout` times `timeout_factor`, from the request on. A peer that sends others gets
+        twice the time of the bytes before the chunk in addition.
+        """
         timeout = self._config.request_timeout * self.timeout_factor
         if now < chunk.at + timeout:
             return False

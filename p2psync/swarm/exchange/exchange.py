@@ -350,6 +350,7 @@ class Exchange:
             self._publisher.subscribed(message.manifest, now)
 
     def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
+        """Bans a peer and removes it. seconds: None for `ExchangeConfig.ban`."""
         until = self.trust.ban(name, now, self._config.ban if seconds is None else seconds)
         self.peer_down(name, now)
         self._state.actions.append(Ban(name, reason, until))

@@ -8,10 +8,11 @@ plus some chunks for each path so that no relay is idle:
 
 - rate: chunks/s, the planned rate, or the highest delivery rate of the last intervals.
 - latency: mean seconds until a receiver holds a chunk; of each path the least sample, which met the shortest queues;
-  over the paths, halfway from the least to the mean.
+  over the paths, halfway from the least to the mean by planned rates; `latency_first` before the first sample.
 
-A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
-which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
+A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it, or after
+`chunk_timeout`. A straggler, which alone would fill half of the window (of two receivers three quarters), does not
+count as a receiver, so that it does not stop the others. Small manifests have no window (`PublisherSender._window`).
 
 Trees in which the publisher has the same children form a path. A path may fill a multiple of its share of the window,
 so that a path that delivers no chunk gets no more of them.
@@ -130,7 +131,8 @@ class InFlightWindow:
     def slow_trees(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
         """Returns those of these trees that would complete one chunk later than the others complete all `chunks`.
 
-        The publisher sends the last chunks down the other trees, which complete them sooner.
+        The publisher sends the last chunks down the other trees, which complete them sooner. The time of a tree counts
+        as `completion_part` of its mean, and its chunks in flight as what its rate sends in that time.
         """
         ranked = sorted((self._trees[tree].completion, tree) for tree in trees)
         if not ranked or not ranked[0][0]:
@@ -216,6 +218,7 @@ class InFlightWindow:
         tree.completion += (age - tree.completion) * (SMOOTHING if tree.completion else 1)
 
     def _resize(self) -> None:
+        """Sets the size: see the module's formula."""
         config = self._config
         self.size = config.window_gain * max(
             self._rate, *self._rates, 0.0

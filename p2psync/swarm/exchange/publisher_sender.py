@@ -1,9 +1,10 @@
 """The publisher's sender: which chunk goes down which tree of the plan, and when.
 
-The publisher sends each chunk down one tree: of those whose children have room, the one that is furthest behind its
-share. A tree may be a little ahead of its share, so that a fast child does not take more than the links behind it
-carry; a tree whose children have had no room for a while does not hold the others back. An in-flight window
-(`in_flight_window`) limits the chunks in flight.
+The publisher sends each chunk down one tree: of those whose children have room, the one whose path is loaded least, and
+of equally loaded ones the one that is furthest behind its share. A tree may be a little ahead of its share, or as far
+as its planned rate explains, so that a fast child does not take more than the links behind it carry; a tree whose
+children have had no room for a while does not hold the others back. An in-flight window (`in_flight_window`) limits the
+chunks in flight.
 
 While it sends, the publisher does not announce its chunks: all peers would request them, and its uplink would carry
 them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its child
@@ -66,7 +67,12 @@ class Publication:
             self.window.follow(rates, [tuple(names) for names in children])
 
     def next_tree(self, ready: Sequence[int], shares: Sequence[int], config: ExchangeConfig, now: float) -> int | None:
-        """Returns the tree for the next chunk, of those whose children have room (`ready`); None: wait."""
+        """Returns the tree for the next chunk, of those whose children have room (`ready`); None: wait.
+
+        A tree is left out if it has no room in the window, completes the last chunks too late
+        (`InFlightWindow.slow_trees`), or is ahead of its share and of its planned rate. Path loads within a tenth count
+        as equal.
+        """
         ready = [tree for tree in ready if self.window.has_room(tree)]
         for tree in ready:
             self.room_at[tree] = now
@@ -228,6 +234,7 @@ class PublisherSender:
         return {name for name in children if peers[name].upload.accepts_pushes(short)}
 
     def _resend_after(self, publication: Publication) -> float:
+        """Returns after how many seconds an unconfirmed chunk is overdue."""
         config = self._state.config
         return max(config.resend_after, config.resend_factor * publication.delivery_seconds)
 
@@ -254,6 +261,7 @@ class PublisherSender:
             peer.upload.allow_repush(short, chunks)
 
     def _announce_if_over(self, short: bytes, publication: Publication, now: float) -> None:
+        """Announces the chunks to all peers if all of them are sent and confirmed, or none was for `announce_after`."""
         transfer, over = self._state.transfers[short], not publication.unsent and not publication.unconfirmed
         quiet = now - max(publication.sent_at, publication.confirmed_at) >= self._state.config.announce_after
         if transfer.unannounced and (over or quiet):

@@ -1,8 +1,18 @@
 """The request scheduler: decides which chunks that no peer owes a node requests, and of which peer.
 
-It fills a window for each peer, rarest chunks first: at once if no parent pushes the manifest's chunks. Otherwise a
-chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). Of a free parent
-(`Providers.is_free`), which has pushed its own part, the scheduler requests chunks of other parents sooner.
+It fills a window for each peer, rarest chunks first (`pick`): at once if no parent pushes the manifest's chunks.
+Otherwise a chunk waits until its push is overdue. Of a free parent (`Providers.is_free`), which has pushed its own
+part, the scheduler requests chunks of other parents sooner.
+
+A missing chunk is late in three ways:
+
+- Its push is *overdue* if no peer owes the chunk, and a peer announced it a timeout ago (`PushTimeout.seconds`), or its
+  parent in its tree is not connected. The scheduler requests it (`RequestScheduler._overdue`).
+- The peer that owes it is *late* if it needs longer for all its chunks than the other peers for all others. The repair
+  requests its last chunks of a second peer, too (`Repair._is_late`).
+- It has *timed out* if the peer that owes it has sent nothing for `request_timeout`, or other chunks instead. The
+repair
+  cancels it and snubs the peer (`Download.has_timed_out`); the scheduler requests it again.
 """
 
 from __future__ import annotations
@@ -104,6 +114,7 @@ class RequestScheduler:
         """Requests all chunks that may be requested now, of peers of this region first, and of publishers last.
 
         A chunk should not cross a link between regions, or the publisher's uplink, if a peer of this region has it.
+        Snubbed peers come after all others; among equals the peer with the shortest wait comes first.
         """
         if not any(self._may_request(transfer, now) for transfer in self._state.transfers.values()):
             return
@@ -133,7 +144,12 @@ class RequestScheduler:
             self._poll_soon(now)
 
     def _candidates(self, peer: Peer, transfer: Transfer, short: bytes, now: float) -> Bits | None:
-        """Returns flags of the chunks that this node may request of a peer; None: none."""
+        """Returns flags of the chunks that this node may request of a peer; None: none.
+
+        Without pushes: all that no peer owes. With them, of a peer whose uplink is idle: a free parent's chunks after
+        `held_for`; of a peer of another region nothing while some parent is free; else overdue chunks. Of a peer of
+        another region: this node's own part first.
+        """
         candidates: Bits = transfer.open
         if transfer.pushed:
             if peer.download.backlog(now) > self._state.config.idle_backlog:
@@ -153,6 +169,7 @@ class RequestScheduler:
         return min(self._state.config.held_for, self._timeout.seconds)
 
     def _may_request(self, transfer: Transfer, now: float) -> bool:
+        """Returns whether a chunk of a manifest may be requested of some peer."""
         if transfer.complete:
             return False
         lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
