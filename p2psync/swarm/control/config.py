@@ -1,11 +1,11 @@
-"""The settings of the control: every tunable of this package, once. Seconds, bytes, and bytes a second."""
+"""The settings of the control: every tunable of this package. Seconds, bytes, and bytes a second."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
-#: bring, and a machine with other things to do is late for them.
+#: Round trips (seconds) within which a peer is near. Below this RTT, BBR's pacing timers reduce throughput. A larger
+#: value gives more paths to cubic, which slows down at each lost packet.
 NEAR_RTT_SECONDS = 0.002
 #: Mbit/s of a byte/s.
 MBIT = 8e-6
@@ -38,7 +38,7 @@ ALL_PATHS, MIN_PATHS = 1 << 16, 32
 #: Uses of two paths within so many seconds count as equal, so that reports do not change all the time.
 SAME_USE_SECONDS = 60.0
 #: A figure changes if it moves by more than this share of itself; round trips by so many seconds at least, losses by
-#: such a share of the bytes. More reports changes later, and makes fewer plans.
+#: such a share of the bytes. More makes reports later, and plans fewer.
 CHANGE, RTT_CHANGE, LOSS_CHANGE = 0.06, 0.001, 0.002
 
 # ---- connections -----------------------------------------------------------------------------------------------------
@@ -91,7 +91,7 @@ class ProbeConfig:
     rank_seconds: by how much each node of a region comes after the one before it. jitter_seconds: spread of first
     probes. answer_seconds: after which an answer is not expected any more. invitation_seconds: how long an invitation
     waits for a busy peer. retry_seconds: after a probe that failed; budget_seconds: after one that the budget forbade.
-    confirm_seconds: after a figure that no other probe confirmed; refresh_seconds: after a confirmed one.
+    confirm_seconds: after a success that confirms nothing; refresh_seconds: after one that confirms a figure.
     serve_again_seconds: after which the same peer is served again.
     quiet_seconds: for which no chunk may have flowed; yield_seconds: the same while others fetch what a node has.
     suppressed_seconds: for which nobody probes because a version is about to come.
@@ -161,15 +161,15 @@ class EstimatorConfig:
     Rates. min_seconds, max_seconds, round_trips: a rate counts once it lasted for `round_trips`, within these bounds;
     longer hides more bursts, and finds no rate in short transfers. low_rtt, low_rtt_seconds: it counts after
     `low_rtt_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
-    window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer keeps what a path
-    no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. timer_slack:
+    window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer reports outdated
+    rates. min_interval, max_interval: other intervals are no samples, since timers are late. timer_slack:
     timers are late by so much (seconds). sample_span: a rate is the least of those over the last one to so many times
     the seconds for which it must last; more hides more bursts. min_transfer_rate: less is messages, no transfer.
 
-    Conclusions. paced: a flow that delivers this share of its pacing limit shows no less than the path has. crowded,
-    fair: the uplink limits flows that together use the first share of it, as far as each has the second share of an
-    equal share. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after which a
-    flow counts as a new one.
+    Conclusions. paced: the pacing limit, not the network, sets the rate of a flow that delivers this share of it.
+    crowded, fair: the uplink limits flows that together use the first share of it, as far as each has the second share
+    of an equal share. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after
+    which a flow counts as a new one.
 
     Degradation. degraded: a path is degraded below this share of its planned rate; more takes shared links for degraded
     ones. settle_seconds, settle_round_trips: for how long; longer finds cut links later. min_share: reported of a path
@@ -212,7 +212,8 @@ class SlowPathConfig:
 
     slow: a sample is slow that delivers less than this share of the expected rate. More restarts paths that merely
     share a link. growing: a path grows by itself that delivers so many times the sample before; less misses slow
-    starts. max_loss: share of the bytes from which on a path loses rather than lags. sample_seconds: of a sample; more
+    starts. max_loss: share of the lost bytes above which losses, not an
+    outdated model, explain the rate. sample_seconds: of a sample; more
     is steadier and later. slow_samples: slow samples in a row before a restart. grace_seconds: for a restarted path to
     grow. helped: a restart helped if the next slow rate is so many times the one before. max_failed: restarts in a row
     that did not help before the path is left to TCP.
@@ -233,10 +234,11 @@ class PathControlConfig:
     """Settings of path control. Rates in bytes/s; a sample is an interval of `sample_bytes` sent while data waits.
 
     Pacing. max_loss: share of lost bytes above which a path is paced: links lose up to some percent by themselves.
-    sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the planned rate, so that
-    queues drain. paced_growth, startup_growth: factors of the pacing rate for each sample without many losses; more
-    finds spare bandwidth sooner, and overflows queues. backoff: factor for each sample with many losses. free_above: a
-    path is free once its pacing rate is so many times the one after the last loss.
+    sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the rate at which
+    the first link of the path is full, so that queues drain. paced_growth, startup_growth: factors of the pacing rate
+    for each sample without many losses; more finds spare bandwidth sooner, and overflows queues. backoff: factor for
+    each sample with many losses. free_above: a path is free once its pacing rate is so many times the one after the
+    last loss.
 
     Startup. queue_seconds: of a link's rate that every queue holds; more starts small transfers faster, and overflows
     short queues. min_startup_rate: no path starts slower, since a chunk would take seconds.

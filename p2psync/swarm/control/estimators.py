@@ -19,7 +19,9 @@ LOW_RTT = _DEFAULTS.low_rtt
 
 
 def lasting(rtt: float) -> float:
-    """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown)."""
+    """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown): `round_trips` of them,
+    within bounds; up to `LOW_RTT` a shorter time.
+    """
     if 0 < rtt <= LOW_RTT:
         return _DEFAULTS.low_rtt_seconds
     return min(_DEFAULTS.max_seconds, max(LASTING, _DEFAULTS.round_trips * rtt))
@@ -115,8 +117,9 @@ class WindowedMax:
         self._buckets[-1][1] = max(self._buckets[-1][1], rate)
 
     def raise_floor(self, rate: float) -> None:
-        """Raises the maximum to a rate that counts only once there is a sample: a fast link empties its queue between
-        two samples, so its rate is none, but a slow path must not pass for the whole uplink."""
+        """Sets a lower bound of the maximum, which counts once there is a sample. A fast link gives no sample; this
+        bound keeps a slow path's rate from becoming the uplink's.
+        """
         if not self._buckets:
             self._floor = max(self._floor, rate)
         elif self.value < rate:
@@ -201,9 +204,10 @@ class DegradationDetector:
         self._recent_seconds = 0.0
 
     def detect(self, best: float, expected: float) -> Degradation | None:
-        """Compares the recent rates with the best and the expected one (bytes/s); None: no degradation.
+        """Compares the recent rates with the best or the expected one (bytes/s), the lower; None: no degradation.
 
-        A path whose best rate is far below the expected one was degraded before its first sample.
+        The highest rate of the last `settle_seconds` must be below `degraded` times that. A path whose best rate is so
+        far below the expected one was degraded before its first sample, and is compared with the expected one.
         """
         if best and best < self._config.degraded * expected:
             best = expected

@@ -1,14 +1,15 @@
 """Estimates what a node's paths, uplink and downlink carry, from the counters of its connections. Sans-I/O.
 
 Theory of operation. The driver samples all active connections at one moment, a few times a second; two samples of a
-connection make an interval. The network limits a connection in an interval at whose both ends data waits, which the
-queue never ran dry in, and which the peer's receive window did not limit: then its delivery rate is a sample, as with
-BBR, where application-limited samples do not count. A path's rate is the sum over its connections, the node's the sum
-over its paths.
+connection make an interval. The network limits a connection in an interval at whose both ends data waits, in which the
+send queue never ran dry, and for less than half of which the peer's receive window was full. It limits a path if it
+limits half of its connections: then the path's delivery rate is a sample, as with BBR, where application-limited
+samples do not count. A path's rate is the sum over its connections, the node's the sum over its paths.
 
-The highest rate that lasted counts, over a minute of conclusive intervals. A path is degraded that delivers less
-than three tenths of its planned rate for a second; if all busy paths are, and they lead to several regions, the uplink
-is. A flow that just started proves nothing: it needs time to find its rate. Received bytes only raise a maximum, since
+The highest rate that lasted counts, over a minute of conclusive intervals. A path that delivers less than three tenths
+of its planned or best rate for a second is degraded; if all paths that the network limits are, and lead to several
+regions, the uplink is degraded instead. A flow that just started is not conclusive: it needs time to find its rate. Nor
+is one that reaches its pacing limit, or that has its part of a full uplink. Received bytes only raise a maximum, since
 the sender alone knows what limited it.
 """
 
@@ -94,6 +95,7 @@ class NodeEstimates:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, flow: Flow, before: TcpSample, after: TcpSample, seconds: float) -> None:
+        """Adds an interval of a connection to its path's flow, and whether the network limited it."""
         delivered = max(0, after.delivered - before.delivered)
         flow.delivered += delivered
         flow.received += max(0, after.received - before.received)
@@ -118,7 +120,7 @@ class NodeEstimates:
             is_shared = is_crowded and flow.delivered >= fair
             rate = path.observe(flow, seconds, now, conclusive=transferring and not is_shared)
             if rate is not None:
-                # Beside a far path a near one's rate does not last for long enough to be one of both.
+                # A near path's rate ends before the longer window of both, so add it separately.
                 self.up.raise_to(rate)
         self._observe_up(flows, limited, seconds, now)
         self._observe_down(flows, seconds)
@@ -150,10 +152,13 @@ class NodeEstimates:
         observe_received(self.down, received, seconds, self._min_seconds(senders), self._config)
 
     def _min_seconds(self, peers: Iterable[str]) -> float:
-        """For how long a rate of these paths together must last to count."""
+        """Returns for how long a rate of these paths together must last to count."""
         return max((self.paths[peer].min_seconds for peer in peers), default=LASTING)
 
     def _detect_degradations(self, limited: Collection[str]) -> None:
+        """Marks the degraded ones of these paths; the uplink instead if it and all of them are, several and not all in
+        one other region.
+        """
         found = {peer: self.paths[peer].degradation(self._expected.get(peer, 0.0)) for peer in limited}
         up = self._up_detector.detect(self.up.value, sum(self._expected.values()))
         if up is not None and len(found) > 1 and None not in found.values() and not self._share_a_region(found):
@@ -168,6 +173,6 @@ class NodeEstimates:
                 self.degradations += 1
 
     def _share_a_region(self, peers: Iterable[str]) -> bool:
-        """Whether all these are in one region, and it is another one: then its link limits them."""
+        """Returns whether all these are in one region other than this node's: then its link limits them."""
         regions = {self._regions.get(peer) for peer in peers}
         return len(regions) == 1 and None not in regions

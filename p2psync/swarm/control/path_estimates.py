@@ -93,9 +93,11 @@ class PathEstimates:
         return now - self._clock.started_at >= self._ramp
 
     def observe(self, flow: Flow, seconds: float, now: float, *, conclusive: bool) -> float | None:
-        """Takes an interval; returns the rate sent if it lasted.
+        """Takes an interval; returns the rate sent if the network limited it and it lasted.
 
-        conclusive: False if others may have limited the rate: they use the same link, or it was padding.
+        conclusive: False if other flows may have limited the rate: they use the same link, or it was padding. Nor is an
+        interval conclusive in which the flow reached its pacing limit, or had not run for long enough to find its rate.
+        Losses count once the network has limited the path for as long.
         """
         self.sending = flow.delivered / seconds
         if max(flow.delivered, flow.received) >= self._config.min_transfer_rate * seconds:

@@ -19,7 +19,11 @@ class ProbeBudget:
         self._filled_at: float | None = None
 
     def available(self, rate: float, now: float, *, is_measured: bool) -> int:
-        """Returns the bytes that may be spent now. rate: bytes a second of the link, if is_measured, else at least."""
+        """Returns the bytes that may be spent now. rate: bytes a second of the link, if is_measured, else at least.
+
+        The bucket starts with `initial_bytes`, and keeps of them what the link carries in `initial_seconds` once that
+        is measured. It refills with `link_share` of the rate, up to what comes in `budget_window`.
+        """
         config = self._config
         refill = config.link_share * (rate if is_measured else max(rate, config.assumed_rate))
         most = refill * config.budget_window
@@ -36,7 +40,10 @@ class ProbeBudget:
 
 
 class ConvergenceDetector:
-    """Notices when a flow has found its rate: the last interval gave about as much as the one before."""
+    """Notices when a flow has found its rate: the last interval gave about as much as the one before.
+
+    Each interval is as long as a rate must last (`lasting`). Beyond `LOW_RTT`, startup gets its time first.
+    """
 
     def __init__(self, rtt: float, config: ProbeConfig = _DEFAULTS) -> None:
         """rtt: of the farthest peer (seconds)."""
