@@ -1,4 +1,4 @@
-"""Estimates how long a connection takes to send more bytes, from its congestion window and what waits before them."""
+"""Estimates how long a connection takes to send more bytes, from its congestion window and the bytes before them."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 A congestion control that takes each loss for a full queue gets about 1.22 · MSS / (RTT · √loss) on one connection
 (Mathis et al., 1997), whatever the path could carry. BBR does not, and keeps its first number of connections. Without
-it a far peer gets as many as its planned rate needs, before anything is sent: with fewer the path would pass for a
-degraded one. A saturated path with losses gets more in a trial, which is kept if the rate rises by a tenth, and
-repeated after growing pauses if not.
+it a peer beyond `LOW_RTT` gets as many as its planned rate needs, before anything is sent: with fewer the path would
+pass for a degraded one. A saturated path with losses gets more in a trial, which is kept if the rate rises by a tenth,
+and repeated after growing pauses if not.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class StreamPolicy:
         return peer.wanted if peer is not None else self._first
 
     def expect(self, name: str, path: PathEstimates, rate: float) -> None:
-        """Takes the planned rate to a peer (bytes/s)."""
+        """Takes the planned rate to a peer (bytes/s); 0: none. Raises the number to what that rate needs; lowers it
+        while the path is idle.
+        """
         if self.is_tolerant or path.rtt <= LOW_RTT:
             return
         # Flows that fill a queue lose the more, the more there are.
@@ -70,7 +72,7 @@ class StreamPolicy:
             peer.least = least
 
     def forget(self, name: str) -> None:
-        """A peer is gone."""
+        """Forgets a disconnected peer."""
         self._peers.pop(name, None)
 
     def observe(self, name: str, streams: int, path: PathEstimates, seconds: float, now: float) -> int:
@@ -93,6 +95,9 @@ class StreamPolicy:
         return self._peers.setdefault(name, _Peer(self._first, self._first, self._config.pause_seconds))
 
     def _judge(self, peer: _Peer, path: PathEstimates, now: float) -> None:
+        """Ends a trial, or changes the number: to what loss and rate explain if it is far more, to a trial of more if
+        the path loses bytes.
+        """
         rate, config = peer.best.value, self._config
         if peer.before is not None:
             count, old = peer.before

@@ -1,4 +1,4 @@
-"""The versions that one node knows of: those the hub has announced, and later ones of which peers told. Sans-I/O."""
+"""The versions that one node knows: those that the hub announced, and later ones from peers. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ class KnownVersions:
         return self.view is not None and {a.id for a in path} <= {a.id for a in self.view.lineage}
 
     def is_gone(self, id: str, run: str, epoch: int, version: int, kept: Collection[str]) -> bool:
-        """Returns whether a manifest was taken back, and is not among those kept (ids).
+        """Returns whether a manifest is withdrawn, and not among those kept (ids).
 
-        All of another run is gone, and so are a fork's lost versions, whatever their number.
+        Manifests of other runs, and unannounced ones up to the newest, count as withdrawn.
         """
         if self.head is None or self.view is None or id in kept:
             return False
