@@ -235,7 +235,7 @@ class PathControlConfig:
 
     Pacing. max_loss: share of lost bytes above which a path is paced: links lose up to some percent by themselves.
     sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the rate at which
-    the first link of the path is full, so that queues drain. paced_growth, startup_growth: factors of the pacing rate
+    a link of the path is full, so that queues drain. paced_growth, startup_growth: factors of the pacing rate
     for each sample without many losses; more finds spare bandwidth sooner, and overflows queues. backoff: factor for
     each sample with many losses. free_above: a path is free once its pacing rate is so many times the one after the
     last loss.

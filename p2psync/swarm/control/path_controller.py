@@ -93,7 +93,7 @@ class PathController:
         self._slow_path = SlowPathDetector(config.slow_path)
 
     def set_planned(self, rate: float, limit: float) -> None:
-        """Sets the planned rate, and the rate at which the first link of the path is full (its limit).
+        """Sets the planned rate, and the rate at which a link of the path is full (its limit).
 
         A higher limit raises the pacing rate at once; a lower one waits for losses.
         """
