@@ -7,10 +7,10 @@ limits half of its connections: then the path's delivery rate is a sample, as wi
 samples do not count. A path's rate is the sum over its connections, the node's the sum over its paths.
 
 The highest rate that lasted counts, over a minute of conclusive intervals. A path that delivers less than three tenths
-of its planned or best rate for a second is degraded; if all paths that the network limits are, and lead to several
-regions, the uplink is degraded instead. A flow that just started is not conclusive: it needs time to find its rate. Nor
-is one that reaches its pacing limit, or that has its part of a full uplink. Received bytes only raise a maximum, since
-the sender alone knows what limited it.
+of its planned or best rate for a second is degraded; if all paths that the network limits are, and not all lead to
+one other region, the uplink is degraded instead. A flow that just started is not conclusive: it needs time to find its
+rate. Nor is one that reaches its pacing limit, or that has its part of a full uplink. Received bytes only raise a
+maximum, since the sender alone knows what limited it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NodeEstimates:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def expect(self, rates: Mapping[str, float]) -> None:
-        """Takes the rates that the plan expects of paths; others cannot degrade."""
+        """Takes the planned rates of paths (bytes/s); paths without one cannot degrade."""
         self._expected = rates
 
     def set_region(self, peer: str, region: str) -> None:
@@ -67,7 +67,7 @@ class NodeEstimates:
     def read(self, samples: Mapping[_Key, TcpSample], now: float, *, transferring: bool = True) -> None:
         """Takes the samples of all active connections, by any keys.
 
-        transferring: whether chunks flow. Low rates of probes prove nothing: several nodes may probe one downlink.
+        transferring: whether chunks flow. Low rates of probes are not conclusive: several nodes may probe one downlink.
         """
         flows: dict[str, Flow] = {}
         seconds = 0.0
@@ -85,7 +85,7 @@ class NodeEstimates:
             self._observe(flows, seconds, now, transferring=transferring)
 
     def closed(self, key: Hashable) -> None:
-        """A connection is gone."""
+        """Forgets a closed connection."""
         self._last.pop(key, None)
 
     def keep(self, peers: Collection[str]) -> None:
@@ -112,7 +112,7 @@ class NodeEstimates:
         limited = [peer for peer, flow in flows.items() if flow.is_network_limited]
         delivered = sum(flow.delivered for flow in flows.values())
         self.delivered += delivered
-        # Flows that share a full uplink are limited by each other, as far as each has much of an equal share.
+        # Flows that share a full uplink limit each other, as far as each has much of an equal share.
         is_crowded = len(limited) > 1 and delivered / seconds >= self._config.crowded * self.up.value
         fair = self._config.fair * delivered / max(1, len(limited))
         for peer, path in self.paths.items():

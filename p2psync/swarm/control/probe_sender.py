@@ -52,14 +52,14 @@ class ProbeSender:
         self.stop(peer)
         self._flows[peer] = _Flow(size, until, rate)
         if not rate:
-            # The probe measures the path, not what little went over it last.
+            # The probe measures the path, not the low rate of the last small messages.
             for stream in self._peers.streams(peer)[: self._width]:
                 stream.restart()
         if self._timer is None:
             self._timer = self._loop.call_later(0, self._fill_all)
 
     def stop(self, peer: str) -> None:
-        """Stops the padding for a peer; what the connections took already is still sent."""
+        """Stops the padding for a peer; its connections still send the padding that they have taken."""
         flow = self._flows.pop(peer, None)
         if flow is not None:
             for stream in self._peers.streams(peer):
@@ -83,7 +83,7 @@ class ProbeSender:
             self._timer = self._loop.call_later(FILL_SECONDS, self._fill_all)
 
     def _fill(self, peer: str, flow: _Flow) -> bool:
-        """Returns whether there is more to send."""
+        """Fills a peer's connections with padding; returns whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
             stream.set_pacing_limit(flow.rate / len(streams))

@@ -17,7 +17,7 @@ from p2psync.swarm.control.config import StreamPolicyConfig
 from p2psync.swarm.control.estimators import LOW_RTT, WindowedMax
 from p2psync.swarm.control.path_estimates import PathEstimates
 
-#: Congestion controls that keep their rate where packets are lost now and then.
+#: Congestion controls that keep their rate despite occasional losses.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
 _DEFAULTS = StreamPolicyConfig()
 #: Bytes of a full segment over IPv4 with timestamps; the constant of Mathis et al. (1997).
@@ -26,8 +26,11 @@ _MSS, _MATHIS = 1448, 1.22
 
 @dataclass(slots=True)
 class _Peer:
-    """least: connections that the plan needs. wanted: the number that is watched. before: the number and rate that a
-    trial is compared with; None outside of trials."""
+    """The number of connections to one peer.
+
+    least: connections that the plan needs. wanted: the current number. before: the number and rate before a trial; None
+    outside of trials.
+    """
 
     least: int
     wanted: int
@@ -39,7 +42,7 @@ class _Peer:
 
 
 class StreamPolicy:
-    """The numbers that one node wants, by peer."""
+    """The numbers of connections that one node wants, by peer."""
 
     def __init__(self, congestion: str, first: int = 2, config: StreamPolicyConfig = _DEFAULTS) -> None:
         """first: connections to a peer until measurements say otherwise."""
@@ -59,7 +62,7 @@ class StreamPolicy:
         """
         if self.is_tolerant or path.rtt <= LOW_RTT:
             return
-        # Flows that fill a queue lose the more, the more there are.
+        # More flows that fill a queue lose more, so the measured loss has a bound.
         loss = min(self._config.assumed_loss, path.loss) if path.losses.is_known else self._config.assumed_loss
         needed = self._needed(rate, path.rtt, loss) if rate else self._config.unplanned
         least = max(self._first, min(MAX_STREAMS, needed))
@@ -83,7 +86,7 @@ class StreamPolicy:
         if path.network_limited_since is None or seconds <= 0:
             peer.best.restart()
             return peer.wanted
-        # While others are opened or closed, the rate is not that of the watched number.
+        # While connections open or close, the rate is not that of the wanted number.
         if streams == peer.wanted or (peer.before is None and streams > peer.wanted):
             peer.best.add(int(path.sending * seconds), seconds)
             peer.watched += seconds
