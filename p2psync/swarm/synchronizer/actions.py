@@ -30,7 +30,7 @@ class Adopt:
 class OpenStage:
     """Open a stage along this path; answer `opened` or `failed`.
 
-    attempt: numbers the attempts, so that an answer to an attempt that was given up is known as such.
+    attempt: the number of the attempt, so that the follower ignores answers to an earlier one.
     """
 
     attempt: int
