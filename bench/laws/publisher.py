@@ -34,7 +34,7 @@ class TreeChoice:
         self.tree_of: dict[int, int] = {}
 
     def choose(self, with_room: Sequence[int], left: int, now: float) -> int | None:
-        """Returns the tree for the next chunk of `left`, of those whose first hops have room; None: wait."""
+        """Returns the tree for the next chunk of `left`, of those whose children have room; None: wait."""
         ahead = AHEAD_BY_COMPLETION if self._by_completion else AHEAD_BY_SHARE
         most = (1 + ahead) * (sum(self._sent) + 1)
         fair = [tree for tree in with_room if self._sent[tree] < most * self._shares[tree] + 1]

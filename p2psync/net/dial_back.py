@@ -1,7 +1,7 @@
 """Tells a machine whether its port can be reached from outside: the hub dials the address that the request came from.
 
-The machine that asks listens on the port and sends a nonce to whoever connects; the hub connects and reads it. The hub
-dials nobody but the asker itself, a few at a time.
+The machine listens on the port and sends a nonce to each connection; the hub connects and reads it. The hub dials only
+the machine that asks, and a few at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DialedBack(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dialer:
-    """A hub's side."""
+    """The hub's side: dials machines back."""
 
     def __init__(self) -> None:
         self._dialling = 0
@@ -78,7 +78,7 @@ async def _dial(host: str, port: int, nonce: bytes) -> Outcome:
 
 
 async def answering(port: int, nonce: str) -> asyncio.Server:
-    """The asker's side: send the nonce to whoever connects to `port`. Raises `OSError` if it cannot be had."""
+    """The machine's side: sends the nonce to each connection at `port`. Raises `OSError` if the port is not free."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(nonce.encode())

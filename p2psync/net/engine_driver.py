@@ -1,4 +1,4 @@
-"""Carries out what the follower wants of the engine: one thread, in the order of asking, answers back on the loop."""
+"""Runs the follower's engine actions one by one in a thread; reports results on the loop."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from p2psync.swarm.synchronizer.actions import Adopt, CommitStage, EngineAction,
 from p2psync.swarm.synchronizer.follower import Follower
 
 T = TypeVar("T")
-#: Most chunks that the engine takes at once: others want its thread too.
+#: Chunks that the engine takes at once, at most: other actions need its thread, too.
 MAX_PUTS = 64
 
 
 class EngineDriver:
-    """The engine of one actor, as the runner uses it; on the runner's loop."""
+    """Drives the engine of one actor, on the runner's loop."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class EngineDriver:
         self._putting = False
         self._loop = asyncio.get_running_loop()
         self._fetch: RunningFetch | None = None
-        #: How far the fetch under way is, in one line for people; "" without one that lasts.
+        #: The progress of a long fetch, in one line for people; "" without one.
         self._progress = ""
         follower = core.follower
         core.membership.why_waiting = lambda: follower.waiting_reason or self._progress
@@ -76,32 +76,34 @@ class EngineDriver:
             self._emit(event)
 
     async def run(self, action: EngineAction) -> None:
-        """Carry out one action and tell the core how it went."""
+        """Carries out one action and reports its outcome to the core."""
         try:
             await self._run(action)
         except (P2PSyncError, OSError, MemoryError) as error:
             await self._failed(action, error)
 
     def stage_at_once(self, action: StageChunk) -> bool:
-        """Answers a `StageChunk` that needs no work: a relay's stage takes what the store holds already."""
+        """Answers a `StageChunk` that needs no work, since a relay's stage takes the store's copy; returns whether it
+        did.
+        """
         if not isinstance(self._stage, RelayStage):
             return False
         self._follower.chunk_staged(action)
         return True
 
     async def abandon(self) -> None:
-        """Drop the open stage."""
+        """Drops the open stage."""
         stage, self._stage = self._stage, None
         self._fetch, self._progress = None, ""
         if stage is not None:
             await self.in_worker(stage.abandon)
 
     async def in_worker(self, call: Callable[[], T]) -> T:
-        """Call something in the engine's thread, after all that was asked before."""
+        """Calls a function in the engine's thread, after all earlier calls."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, call)
 
     async def stop(self) -> None:
-        """Wait for the engine to finish its current call; drop the calls that have not begun."""
+        """Waits for the engine's current call; drops the calls that have not begun."""
         await asyncio.to_thread(self._worker.shutdown, cancel_futures=True)
 
     async def _run(self, action: EngineAction) -> None:
@@ -151,7 +153,7 @@ class EngineDriver:
         self._follower.opened(action, wanted, held)
 
     async def _put(self, action: StageChunk) -> None:
-        """Put all chunks that have come by the time the engine's thread is free."""
+        """Stages all chunks that have arrived by the time the engine's thread is free."""
         if self._stage is None:
             return
         self._puts.append((self._stage, action))
@@ -211,7 +213,7 @@ class EngineDriver:
         self._follower.committed(action, commit.position, _now())
 
     def _tell(self, commit: CommitResult) -> None:
-        # Chunks that are pushed may be here before their stage is opened.
+        # Pushed chunks may arrive before their stage is open.
         statistics = self._core.swarm.statistics
         received, self._received = self._received, statistics.received_bytes
         wasted, self._wasted = self._wasted, statistics.wasted_bytes
@@ -238,7 +240,7 @@ class EngineDriver:
         )
 
     async def inspect(self) -> None:
-        """Looks for damage to the live version; the core goes on from the version that is live then."""
+        """Looks for damage to the live version; the core continues from the version that is live afterwards."""
         for line in await self.in_worker(self._inspect):
             self._emit(Trouble(line))
         position = self.engine.position
@@ -252,7 +254,7 @@ class EngineDriver:
         def look() -> tuple[list[str], Position | None]:
             sound = not doubtful or self.engine.position is None or self.engine.scrub()
             found = self._inspect()
-            # An engine that inspects falls back to a version that is sound.
+            # An engine that inspects falls back to an undamaged version.
             return found, self.engine.position if sound or isinstance(self.engine, InspectableEngine) else None
 
         found, position = await self.in_worker(look)
@@ -266,13 +268,13 @@ class EngineDriver:
         try:
             return self.engine.inspect()
         except (P2PSyncError, OSError) as error:
-            # Back on the loop, which told the same a second ago.
+            # The callback belongs to the loop; this runs in the engine's thread.
             self._loop.call_soon_threadsafe(self._trouble, str(error))
             return []
 
 
 def left_branch(before: Position, after: Position) -> bool:
-    """Returns whether a later epoch of the run gave version numbers again: no path leads on from `before`."""
+    """Returns whether a later epoch of the run reused version numbers, so that no path leads on from `before`."""
     return before.run == after.run and before.epoch < after.epoch and before.version >= after.version
 
 

@@ -157,7 +157,7 @@ class _Routes:
         wait = min(MAX_LONG_POLL_SECONDS, _number(query.get("wait", "0"), "wait"))
         packed = PACKED in request.headers.get("Accept-Encoding", "")
         if wait and request.transport is not None:
-            tcp.keep_awake(request.transport.get_extra_info("socket"))
+            tcp.disable_idle_restart(request.transport.get_extra_info("socket"))
         asked = query.get("instance", ""), int(revision), wait
         changes = query.get("changes") == "1"
         body = await self._hub.wait_view(*asked, packed=packed, lease=query.get("lease", ""), changes=changes)

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 
 
 class NodeTasks:
-    """Tasks on the running loop. An exception of one breaks the node."""
+    """Runs tasks on the running loop. An exception of one ends the node."""
 
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
@@ -24,16 +24,16 @@ class NodeTasks:
         return task
 
     def break_node(self, error: BaseException) -> None:
-        """Makes `until_broken` raise this error, if it is the first."""
+        """Ends the node: `until_broken` raises this error, if it is the first."""
         if not self._broken.done():
             self._broken.set_exception(error)
 
     async def until_broken(self) -> None:
-        """Never returns; raises an error after which this node cannot go on."""
+        """Waits for the error that ends this node, and raises it; never returns."""
         await asyncio.shield(self._broken)
 
     async def unless_broken(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Waits for something, or raises what this node cannot go on after."""
+        """Waits for a coroutine; raises the error that ends this node if that comes first."""
         tasks = [asyncio.create_task(coroutine), asyncio.create_task(self.until_broken())]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""All connections of a node: listening, dialling several parallel streams to a peer, telling live peers from dead."""
+"""All connections of a node: listens, dials several parallel streams to each peer, closes dead ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from p2psync.protocol.messages import MAX_STREAMS, Chunk, Control, Hello, Messag
 from p2psync.swarm.control.stream_count import StreamCount
 from p2psync.swarm.stream_choice import soonest, stream_for
 
-#: Seconds: how often each stream is pinged; silence after which it is dead; how long a dial may take.
+#: Seconds between pings of a stream, of silence after which it is dead, and for a dial.
 PING_EVERY = 5.0
 DEAD_AFTER = 20.0
 DIAL_TIMEOUT = 10.0
@@ -27,7 +27,11 @@ MAX_CONNECTIONS = 1024
 
 @dataclass(slots=True)
 class PeerEvents:
-    """What the owner is told: up(name, region) → accepted?, down(name), message, flushed(name, bytes), failed dial."""
+    """Callbacks of the owner.
+
+    up: takes a peer and its region; returns whether to accept it. down: takes a peer. message: takes a peer and its
+    message. flushed: takes a peer and the bytes of chunks that its connections have taken. dial_failed: takes a member.
+    """
 
     up: Callable[[str, str], bool]
     down: Callable[[str], None]
@@ -38,9 +42,10 @@ class PeerEvents:
 
 @dataclass(slots=True)
 class _Links:
-    """The streams to one peer. instance: which start of its daemon they belong to.
+    """The streams to one peer. instance: the start of its daemon that they belong to.
 
-    info: where it was dialled; None if it dialled. leaving: streams on which nothing more is sent.
+    info: the member that this node dialled; None if the peer dialled. leaving: streams on which this node sends no
+    more.
     """
 
     instance: str
@@ -57,7 +62,7 @@ class ConnectionManager:
     def __init__(
         self, hello: Hello, events: PeerEvents, streams: int = 2, congestion: tcp.Congestion = tcp.KERNELS
     ) -> None:
-        """`streams`: parallel connections dialled to each peer at first. congestion: their congestion controls."""
+        """streams: connections that this node first dials to each peer. congestion: their congestion controls."""
         self._congestion = congestion
         #: When the last chunk was sent or had come.
         self.chunk_at = float("-inf")
@@ -74,24 +79,24 @@ class ConnectionManager:
         self._loop = asyncio.get_running_loop()
 
     async def listen(self, host: str, port: int) -> int:
-        """Accept connections; returns the port (0 asks for any). Raises `P2PSyncError` if it cannot be had.
+        """Accepts connections; returns the port (0 asks for any). Raises `P2PSyncError` if the port is not free.
 
         host: see `open_listeners`.
         """
         listeners = await open_listeners(host, port)
         bound: int = listeners[0].getsockname()[1]
         for listener in listeners:
-            # What is accepted begins with the listener's choice.
+            # Accepted connections begin with the listener's congestion control.
             tcp.set_congestion(listener, self._congestion.near)
             self._servers.append(await self._loop.create_server(self._accept, sock=listener))
         return bound
 
     def watch(self) -> None:
-        """Begin to tell live streams from dead ones."""
+        """Starts to ping streams and to close dead ones."""
         self._spawn(self._watch())
 
     async def close(self) -> None:
-        """Close everything."""
+        """Closes all connections and listeners."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -104,7 +109,7 @@ class ConnectionManager:
                 await asyncio.wait_for(server.wait_closed(), 2)
 
     def dial(self, info: NodeInfo) -> None:
-        """Connect to a member in the background; `dial_failed` if it cannot be reached, or greets as another."""
+        """Connects to a member in the background; calls `dial_failed` if none answers, or another node does."""
         for _ in range(self._streams):
             self._connect(info)
 
@@ -117,7 +122,7 @@ class ConnectionManager:
     def send_chunk(
         self, name: str, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0
     ) -> bool:
-        """Send a chunk on the stream of the peer that will have sent it first; False if the peer is gone."""
+        """Sends a chunk on the stream of the peer that will have sent it first; returns False if the peer is gone."""
         links = self._links.get(name)
         if links is None:
             return False
@@ -126,23 +131,23 @@ class ConnectionManager:
         return True
 
     def streams(self, name: str) -> Sequence[PeerStream]:
-        """The connections to a peer that is up; none to another."""
+        """Returns the connections to a peer; none if it is not up."""
         links = self._links.get(name)
         return links.streams if links is not None else ()
 
     def all_streams(self) -> Iterator[PeerStream]:
-        """The connections to all peers that are up."""
+        """Returns the connections to all peers that are up."""
         return itertools.chain.from_iterable(links.streams for links in self._links.values())
 
     def dialled(self, name: str) -> bool:
-        """Whether this node opened connections to that peer, and so is the one to open more."""
+        """Returns whether this node opened the connections to a peer, and so is the one to open more."""
         links = self._links.get(name)
         return links is not None and links.info is not None
 
     def set_streams(self, name: str, count: int) -> None:
-        """Bring the connections to a peer that this node dialled to a number; only idle ones are closed.
+        """Opens connections to a dialled peer, or closes idle ones, towards this number.
 
-        To be called again until `streams` says so: what is not idle yet stays.
+        Call it again until `streams` has that many: busy connections stay open.
         """
         links = self._links.get(name)
         if links is None or links.info is None:
@@ -155,7 +160,7 @@ class ConnectionManager:
             stream.retire()
 
     def hang_up(self, name: str, reason: str) -> None:
-        """Close every stream to a peer. It is down at once; a connection that it makes now is a new one."""
+        """Closes every stream to a peer, which is down at once; its next connection is a new one."""
         links = self._links.get(name)
         for stream in [*links.streams, *links.leaving] if links else []:
             stream.close(reason)
@@ -164,7 +169,7 @@ class ConnectionManager:
     # ---- StreamOwner -----------------------------------------------------------------------------------------------
 
     def opened(self, stream: PeerStream) -> None:
-        """A connection stands; one too many is closed."""
+        """Counts an established connection; closes it if there are too many."""
         self._all.add(stream)
         if stream not in self._dialled:
             self._accepted.add(stream)
@@ -172,7 +177,7 @@ class ConnectionManager:
                 stream.close("too many connections")
 
     def greeted(self, stream: PeerStream, hello: Hello) -> None:
-        """A connection says whose it is."""
+        """Adds a connection to the peer that it names."""
         meant = self._dialled.pop(stream, None)
         if meant is not None and meant.node != hello.node:
             self._missed(meant.node)
@@ -184,7 +189,7 @@ class ConnectionManager:
         if links is not None and links.instance != hello.instance and not self._replace(links):
             stream.close("another instance of this node is connected and alive")
             return
-        # Told at every stream, so that what was lost with an older one is said again.
+        # For each stream, so that the exchange repeats announcements that were lost with an older one.
         if not self._events.up(hello.node, hello.region):
             stream.close("this peer is shut out")
             return
@@ -197,7 +202,7 @@ class ConnectionManager:
         links.streams.append(stream)
 
     def received(self, stream: PeerStream, message: Message) -> None:
-        """A message; only greeted streams of accepted peers count."""
+        """Passes a message on, if its stream belongs to an accepted peer."""
         if stream.peer is None:
             return
         if isinstance(message, Chunk):
@@ -211,7 +216,7 @@ class ConnectionManager:
             self._events.message(stream.peer, message)
 
     def flushed(self, stream: PeerStream, size: int) -> None:
-        """Room again."""
+        """Forwards the count of flushed bytes."""
         links = self._links.get(stream.peer) if stream.peer is not None else None
         if links is None or stream.peer is None:
             return
@@ -219,13 +224,13 @@ class ConnectionManager:
             self._events.flushed(stream.peer, size)
 
     def retired(self, stream: PeerStream) -> None:
-        """The peer needs this stream no more; what was written to it still arrives."""
+        """Sends no more on a stream that the peer retires; written bytes still arrive."""
         links = self._links.get(stream.peer) if stream.peer is not None else None
         if links is not None and len(links.streams) > 1 and stream in links.streams:
             _leave(links, stream)
 
     def closed(self, stream: PeerStream, reason: str) -> None:
-        """One stream less; the peer is down with its last."""
+        """Removes a closed stream; a peer without streams is down."""
         self._all.discard(stream)
         self._accepted.discard(stream)
         meant = self._dialled.pop(stream, None)
@@ -244,14 +249,14 @@ class ConnectionManager:
             return
         links.streams.remove(stream)
         if links.streams:
-            # What was on its way on that stream is gone; who holds what is said anew on the others.
+            # Messages were lost with that stream; the exchange repeats its announcements on the others.
             self._events.up(name, links.region)
         else:
             del self._links[name]
             self._events.down(name)
 
     def _missed(self, name: str) -> None:
-        """A dialled connection came to nothing: the dial has failed, unless another one may still do."""
+        """Reports a failed dial unless another attempt to the peer is open."""
         if name not in self._links and all(info.node != name for info in self._dialled.values()):
             self._events.dial_failed(name)
 
@@ -259,7 +264,10 @@ class ConnectionManager:
         return PeerStream(self, self._hello, self._congestion)
 
     def _replace(self, links: _Links) -> bool:
-        """A new instance greets: believe it only if the old one has been silent, so that names cannot be hijacked."""
+        """Replaces the streams of an old instance by a new one, if the old one is silent: names cannot be hijacked.
+
+        Returns whether it did.
+        """
         now = self._loop.time()
         if any(now - stream.heard_at < PING_EVERY * 2 for stream in links.streams):
             for stream in links.streams:
@@ -271,7 +279,7 @@ class ConnectionManager:
         return True
 
     def _connect(self, info: NodeInfo) -> None:
-        """Open one connection in the background; from now on it is under way."""
+        """Opens one connection in the background."""
         stream = PeerStream(self, self._hello, self._congestion)
         self._dialled[stream] = info
         self._spawn(self._connecting(stream, info))
@@ -280,12 +288,12 @@ class ConnectionManager:
         try:
             async with asyncio.timeout(DIAL_TIMEOUT):
                 await dial(info.hosts, info.port, stream, self._congestion)
-        except (OSError, TimeoutError, ValueError):  # ValueError: a host name that is none
+        except (OSError, TimeoutError, ValueError):  # ValueError: a malformed host name
             if self._dialled.pop(stream, None) is not None:
                 self._missed(info.node)
 
     async def _watch(self) -> None:
-        """Ping every stream now and then, and close those that have long been silent."""
+        """Pings every stream every few seconds, and closes silent ones."""
         while True:
             await asyncio.sleep(PING_EVERY)
             now = self._loop.time()
@@ -295,7 +303,7 @@ class ConnectionManager:
                 elif stream.peer is not None:
                     self._ping(stream)
                 if now - stream.heard_at > PING_EVERY:
-                    stream.hasten()
+                    stream.reset_rcvlowat()
 
     def _ping(self, stream: PeerStream) -> None:
         self._token += 1

@@ -1,7 +1,7 @@
-"""One TCP connection between two nodes: bytes to messages and back. The only place that touches a peer's transport.
+"""One TCP connection between two nodes: bytes to messages and back. Only this module touches a peer's transport.
 
-Received chunk data goes straight from the socket into the memory in which it is verified (`FrameReader`). Sent chunks
-are handed to the transport as they are; `flushed` is called once the transport has room again, never from within
+Received chunk data goes straight from the socket into the memory in which it is verified (`FrameReader`). The transport
+gets sent chunks without a copy; the stream calls `flushed` once the transport has room again, never from within
 `send_chunk`, so that serving cannot recurse.
 """
 
@@ -23,24 +23,24 @@ from p2psync.swarm.control.tcp_sample import TcpSample
 #: Bytes that may wait in user space on one connection before its peer's next chunk is held back.
 WRITE_HIGH = 64 << 10
 WRITE_LOW = 16 << 10
-#: A peer that lets more than this wait for it in user space does not read: it is hung up on. Above what is ever
-#: handed out ahead of one (`ExchangeConfig.flush_most`, or three chunks), so that only answers to a flood reach it.
+#: A peer that leaves more bytes than this in user space does not read, and is disconnected. Above what the exchange
+#: hands out to one peer (`ExchangeConfig.flush_most`, or three chunks), so that only answers to a flood reach it.
 MAX_BACKLOG = 16 << 20
 #: Reads and writes up to this size (bytes) leave a connection idle.
 _SMALL = 2048
-#: Of random bytes: a compressing tunnel on the way shall not look faster than it is.
+#: Random bytes: a compressing tunnel on the path must not look faster than it is.
 _PADDING = encode_control(ProbePadding(memoryview(os.urandom(PADDING_BYTES))))
-#: Bytes of a chunk that are waited for at a time: few enough that the peer's window stays open.
+#: Bytes of a chunk for which the loop wakes at once: few enough that the peer's window stays open.
 _PART = 16 << 10
-#: A connection that has not greeted by then is closed (seconds).
+#: Seconds in which a new connection must greet, or be closed.
 GREETING_TIMEOUT = 10.0
 
 
 class StreamOwner(Protocol):
-    """Hears of the events of a stream."""
+    """The owner of streams, which handles their events."""
 
     def opened(self, stream: PeerStream) -> None:
-        """The connection stands."""
+        """The connection is established."""
 
     def greeted(self, stream: PeerStream, hello: Hello) -> None:
         """The other side said who it is."""
@@ -49,10 +49,10 @@ class StreamOwner(Protocol):
         """A message after the greeting."""
 
     def flushed(self, stream: PeerStream, size: int) -> None:
-        """`size` bytes of chunks have left, or were lost with the connection."""
+        """The kernel has taken `size` bytes of chunks, or they were lost with the connection."""
 
     def retired(self, stream: PeerStream) -> None:
-        """The other side sends no more here; nothing may be sent on this connection any more."""
+        """The other side has ended its sending; send nothing more on this connection."""
 
     def closed(self, stream: PeerStream, reason: str) -> None:
         """The connection is gone. Called once."""
@@ -61,12 +61,13 @@ class StreamOwner(Protocol):
 class PeerStream(asyncio.BufferedProtocol):
     """The asyncio protocol of one connection, dialled or accepted.
 
-    moved_at: when anything but small messages was last sent or received. written, got: bytes so far. round_trip: the
-    least that was timed here, 0: none yet. dried: how often nothing was waiting any more when a chunk came to be sent.
+    heard_at: when bytes last came. moved_at: when anything but small messages was last sent or received. written, got:
+    bytes so far. waiting: bytes of chunks that `flushed` has not reported. round_trip: the least that was timed here,
+    0: none yet. app_limited: chunks that found an empty send queue.
     """
 
     def __init__(self, owner: StreamOwner, hello: Hello, congestion: tcp.Congestion = tcp.KERNELS) -> None:
-        """congestion: the algorithms to use."""
+        """congestion: the congestion controls to use."""
         self.peer: str | None = None
         self.heard_at = 0.0
         self.moved_at = 0.0
@@ -75,12 +76,12 @@ class PeerStream(asyncio.BufferedProtocol):
         self.got = 0
         self.round_trip = 0.0
         self.app_limited = 0
-        self._dry = True
+        self._queue_was_empty = True
         self._congestion = congestion
         self._send_time = SendTime()
-        self._may_wait = MIN_NOTSENT_BYTES
-        self._held_to = 0.0
-        self._least = 1
+        self._notsent_lowat = MIN_NOTSENT_BYTES
+        self._pacing_limit = 0.0
+        self._rcvlowat = 1
         self._retired = False
         self._socket: Any = None
         self._handle: socket.socket | None = None
@@ -98,12 +99,12 @@ class PeerStream(asyncio.BufferedProtocol):
     # ---- asyncio ---------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio: the connection stands; greet."""
+        """asyncio: the connection is established; greets."""
         # uvloop's transports are no subclass of asyncio's.
         self._transport = cast(asyncio.Transport, transport)
         given = transport.get_extra_info("socket")
         if given is not None:
-            self._handle = tcp.handle(given)
+            self._handle = tcp.dup(given)
             self._socket = given if self._handle is None else self._handle
             tcp.tune(self._socket, self._congestion)
         self._transport.set_write_buffer_limits(WRITE_HIGH, WRITE_LOW)
@@ -127,24 +128,25 @@ class PeerStream(asyncio.BufferedProtocol):
         except FormatError as error:
             self.close(str(error))
             return
-        self._await_rest()
+        self._raise_rcvlowat()
         for message in messages:
             if isinstance(message, Hello):
                 self._on_hello(message)
             else:
                 self._owner.received(self, message)
 
-    def _await_rest(self) -> None:
-        """Be woken for a part of the chunk that is coming in, not for each packet: on a slow path, waking costs more
-        time than all else that is done for a chunk."""
+    def _raise_rcvlowat(self) -> None:
+        """Raises SO_RCVLOWAT, so that the loop wakes once per chunk part: on a slow path, a wake-up for each packet
+        costs more time than all other work for a chunk.
+        """
         missing = self._reader.missing
         least = min(missing, _PART) if missing > _SMALL else 1
-        if least != self._least and self._socket is not None:
-            self._least = least
-            tcp.set_least(self._socket, least)
+        if least != self._rcvlowat and self._socket is not None:
+            self._rcvlowat = least
+            tcp.set_rcvlowat(self._socket, least)
 
     def eof_received(self) -> bool:
-        """asyncio: the other side is done; so are we, once what was written has left."""
+        """asyncio: the other side has ended its sending; asyncio closes the connection once it has sent all bytes."""
         self._owner.retired(self)
         return False
 
@@ -158,7 +160,7 @@ class PeerStream(asyncio.BufferedProtocol):
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: the end."""
+        """asyncio: the connection is closed or broken."""
         if self._greeting is not None:
             self._greeting.cancel()
         if self._handle is not None:
@@ -175,12 +177,12 @@ class PeerStream(asyncio.BufferedProtocol):
         """Bytes in user space that wait to be sent."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
-    def takes(self, size: int) -> float:
-        """Seconds until so many more bytes will have been sent, about: see `SendTime`."""
-        waits, window = tcp.pace(self._socket) if self._socket is not None else (0, 0.0)
+    def seconds_to_send(self, size: int) -> float:
+        """Returns about how many seconds pass until `size` more bytes have been sent: see `SendTime`."""
+        waits, window = tcp.queue_and_window_rate(self._socket) if self._socket is not None else (0, 0.0)
         waits += self.backlog
-        self._dry = not waits
-        return self._send_time.seconds(size, waits, window, self._held_to, self._loop.time())
+        self._queue_was_empty = not waits
+        return self._send_time.seconds(size, waits, window, self._pacing_limit, self._loop.time())
 
     @property
     def address(self) -> str:
@@ -195,7 +197,7 @@ class PeerStream(asyncio.BufferedProtocol):
         return len(ends) == 2 and all(ends) and ends[0][0] == ends[1][0]
 
     def send(self, message: Control) -> None:
-        """Send a control message; dropped if the connection is gone. A peer that does not read is hung up on."""
+        """Sends a control message; drops it if the connection is gone. Disconnects a peer that does not read."""
         if self._transport is None or self._transport.is_closing():
             return
         self._write(encode_control(message))
@@ -203,61 +205,61 @@ class PeerStream(asyncio.BufferedProtocol):
             self.close("the peer does not read")
 
     def send_chunk(self, manifest: bytes, index: int, data: bytes | bytearray | memoryview, tag: int = 0) -> None:
-        """Send a chunk (manifest: short id). `flushed` follows, always. `takes` comes first."""
+        """Sends a chunk (manifest: short id). `flushed` always follows. Call `seconds_to_send` before it."""
         self.waiting += len(data)
         if self._transport is not None and not self._transport.is_closing() and not self._retired:
-            self.app_limited += self._dry
+            self.app_limited += self._queue_was_empty
             self._fit_queue()
             header = encode_chunk_header(manifest, index, len(data), tag)
-            # Both in one call to the kernel: the header does not travel as a packet of its own.
+            # Both in one system call, so that the header is no packet of its own.
             self._transport.writelines((header, data))
             self._wrote(len(header) + len(data))
-        # A transport that took all at once calls neither pause_writing nor resume_writing.
+        # A transport that takes all bytes at once calls neither pause_writing nor resume_writing.
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)
 
     def _fit_queue(self) -> None:
-        """Let as much wait in the kernel as suits the rate that `takes` has found."""
+        """Sizes TCP_NOTSENT_LOWAT to the rate that `seconds_to_send` estimated."""
         fitting = notsent_for(self._send_time.rate)
-        if fitting != self._may_wait and self._socket is not None:
-            self._may_wait = fitting
-            tcp.set_notsent(self._socket, fitting)
+        if fitting != self._notsent_lowat and self._socket is not None:
+            self._notsent_lowat = fitting
+            tcp.set_notsent_lowat(self._socket, fitting)
 
     def set_pacing_limit(self, rate: float) -> None:
-        """Have the kernel send no faster than so many bytes a second; 0: as fast as may be."""
-        if rate != self._held_to and self._socket is not None:
-            self._held_to = rate
-            tcp.set_most(self._socket, rate)
+        """Limits the kernel's pacing rate (bytes a second); 0: no limit."""
+        if rate != self._pacing_limit and self._socket is not None:
+            self._pacing_limit = rate
+            tcp.set_max_pacing_rate(self._socket, rate)
 
     @property
     def can_restart(self) -> bool:
-        """Whether nothing speaks against that just now."""
+        """Whether `restart` costs no window just now."""
         return self._socket is None or tcp.can_restart(self._socket)
 
     def restart(self) -> None:
-        """Have the congestion control look for the path's rate as on a new connection."""
+        """Restarts the congestion control: it searches for the path's rate as on a new connection."""
         if self._socket is not None:
             tcp.restart(self._socket)
 
     def send_padding(self) -> None:
-        """Send a frame of probe padding."""
+        """Sends a frame of probe padding."""
         if self._transport is not None and not self._transport.is_closing():
             self._write(_PADDING)
 
-    def hasten(self) -> None:
-        """Be woken for whatever has come: a part of a chunk may take long on a path that hardly moves."""
-        if self._least > 1 and self._socket is not None:
-            self._least = 1
-            tcp.set_least(self._socket, 1)
+    def reset_rcvlowat(self) -> None:
+        """Sets SO_RCVLOWAT to 1: on a path that hardly moves, a part of a chunk may take long."""
+        if self._rcvlowat > 1 and self._socket is not None:
+            self._rcvlowat = 1
+            tcp.set_rcvlowat(self._socket, 1)
 
     def ping(self, token: int) -> None:
-        """Ask for a sign of life, and time it."""
+        """Sends a ping, and times its answer."""
         self._pinged = (token, self._loop.time())
         self.send(Ping(token))
 
     def ponged(self, token: int) -> None:
-        """The answer to a ping."""
+        """Takes the answer to a ping, and times the round trip."""
         if self._pinged is not None and self._pinged[0] == token:
             # A loop's clock may stand still for a millisecond.
             seconds = max(1e-4, self._loop.time() - self._pinged[1])
@@ -265,7 +267,7 @@ class PeerStream(asyncio.BufferedProtocol):
             self._pinged = None
 
     def sample(self) -> TcpSample:
-        """The counters of this connection: the kernel's, or what is known here where it does not tell."""
+        """Returns the counters of this connection: the kernel's, or those of this object where it offers none."""
         peer, backlog = self.peer or "", self.backlog
         info = tcp.tcp_info(self._socket) if self._socket is not None else None
         if info is None:
@@ -280,25 +282,25 @@ class PeerStream(asyncio.BufferedProtocol):
             info.resent,
             waits,
             info.rtt or self.round_trip,
-            info.held,
+            info.receiver_limited,
             self.app_limited,
-            self._held_to,
+            self._pacing_limit,
             info.delay,
         )
 
     def idle(self, seconds: float) -> bool:
-        """Whether nothing but small messages went either way for so long, and nothing waits."""
+        """Returns whether nothing but small messages moved for so long, and no byte waits."""
         return not self.waiting and not self.backlog and self._loop.time() - self.moved_at >= seconds
 
     def retire(self) -> None:
-        """Send no more on this connection, and close it once the other side has sent what it wrote."""
+        """Ends the sending on this connection, which closes once the other side has ended its own."""
         if self._transport is not None and not self._transport.is_closing():
             self._reason = "this connection is not needed any more"
             self._retired = True
             self._transport.write_eof()
 
     def close(self, reason: str) -> None:
-        """Close at once, dropping what waits."""
+        """Closes the connection at once, and drops unsent bytes."""
         if self._transport is not None and not self._transport.is_closing():
             self._reason = reason
             self._transport.abort()

@@ -1,7 +1,7 @@
-"""Socket options and counters of a TCP connection, as the kernel offers them. Elsewhere than on Linux there are none.
+"""Socket options and counters of a TCP connection, as the Linux kernel offers them; other systems offer none.
 
-Congestion control is chosen for each connection, not for the machine: BBR keeps its rate where packets are lost now and
-then, and needs no privilege once the module is there.
+A node chooses congestion control for each connection, not for the machine: BBR keeps its rate where packets are lost
+now and then, and needs no privilege once the module is loaded.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from p2psync.swarm.control.config import MIN_NOTSENT_BYTES, NEAR_RTT_SECONDS
 AUTO_CONGESTION = "auto"
 #: The names that AUTO_CONGESTION tries, in order.
 PREFERRED = ("bbr", "cubic")
-#: The name it takes towards near peers: see `NEAR_RTT_SECONDS`.
-NEAR = "cubic"
+#: The congestion control that AUTO_CONGESTION takes towards near peers: see `NEAR_RTT_SECONDS`.
+NEAR_CONGESTION = "cubic"
 
 _TCP_INFO = getattr(socket, "TCP_INFO", None)
 _TCP_CONGESTION = getattr(socket, "TCP_CONGESTION", None)
@@ -41,10 +41,10 @@ _MEMORY = struct.Struct("<I32x")
 _QUEUED_SHARE = 0.8
 _SENT_RESENT = struct.Struct("<QQ")
 _RTT_WINDOW = struct.Struct("<I8xI")
-_STATE, _RECOVERS, _HARDLY, _STOPPED = 1, 3, 4, 4
+_CA_STATE, _CA_RECOVERY, _AWAY_FACTOR, _STOPPED_WINDOW = 1, 3, 4, 4
 _FLIGHT = struct.Struct("<4I")
-#: Linux: the most that a socket sends a second, in 32 bits; all ones is no limit. Not less than this: what was sent at
-#: a rate is waited for, whatever is set later.
+#: Linux: the bytes that a socket sends a second at most, in 32 bits; all ones is no limit. The least limit that is set:
+#: a packet keeps the departure time that the limit gave it, whatever limit follows.
 _SO_MAX_PACING_RATE = 47
 _LEAST_LIMIT, _NO_LIMIT = 64 << 10, 0xFFFFFFFF
 #: Linux: bytes that were given to the kernel and not sent yet.
@@ -53,11 +53,11 @@ _SIOCOUTQNSD = 0x894B
 
 @dataclass(frozen=True, slots=True)
 class TcpInfo:
-    """A connection's counters: bytes, and seconds. delivered: what was acknowledged, selectively or in order.
+    """A connection's counters: bytes, and seconds. delivered: acknowledged bytes, selectively or in order.
 
-    received: what has come, in order or about. waits: what is to be sent as soon as the window lets it, for the first
-    time or again. rtt: the least of the last minutes, 0: none yet. delay: how much longer round trips take now. held:
-    time in which the peer's window was full.
+    received: bytes that came, those behind holes estimated. resent: retransmitted bytes. waits: unsent or lost bytes
+    awaiting (re)transmission. rtt: the least of the last minutes, 0: none yet. delay: by how much round trips exceed it
+    now. receiver_limited: time in which the peer's receive window was full.
     """
 
     delivered: int
@@ -66,12 +66,12 @@ class TcpInfo:
     resent: int
     waits: int
     rtt: float
-    held: float
+    receiver_limited: float
     delay: float = 0.0
 
 
 def tcp_info(sock: Any) -> TcpInfo | None:
-    """The counters of a connected socket; None where the kernel does not tell."""
+    """Returns the counters of a connected socket; None where the kernel offers none."""
     if _TCP_INFO is None:
         return None
     try:
@@ -82,7 +82,7 @@ def tcp_info(sock: Any) -> TcpInfo | None:
 
 
 def _queued(sock: Any) -> int:
-    """Bytes that have come and stand behind a hole in the sequence, about."""
+    """Returns about how many received bytes stand behind a hole in the sequence."""
     try:
         memory = sock.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMORY.size)
         unread = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)))[0]
@@ -92,7 +92,7 @@ def _queued(sock: Any) -> int:
 
 
 def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
-    """The kernel's struct tcp_info; None if it is an older, shorter one. queued: bytes that came behind holes."""
+    """Parses the kernel's struct tcp_info; None if it is an older, shorter one. queued: received bytes behind holes."""
     if len(data) < _INFO_BYTES:
         return None
     mss, sacked = _MSS_SACKED.unpack_from(data, 16)
@@ -109,26 +109,25 @@ def parse_info(data: bytes, queued: int = 0) -> TcpInfo | None:
 
 
 def _waits(data: bytes, mss: int) -> int:
-    """Bytes that wait to be sent: for the first time, and again, after they were lost.
+    """Returns the unsent and the lost bytes that await (re)transmission.
 
-    On a link that was cut seconds go by in which nothing leaves but what was lost, whether more waits behind it or not.
+    After a cut of the link, seconds pass in which the connection retransmits lost bytes only.
     """
     _, _, lost, resent = _FLIGHT.unpack_from(data, 24)
     return int(_U32.unpack_from(data, 144)[0] + max(0, lost - resent) * mss)
 
 
 def unsent(sock: Any) -> int:
-    """Bytes of a connection that wait in the kernel to be sent for the first time; 0 where it does not tell."""
+    """Returns the bytes in the kernel that the connection has not sent yet; 0 where the kernel does not tell."""
     try:
         return int(struct.unpack("i", fcntl.ioctl(sock.fileno(), _SIOCOUTQNSD, bytes(4)))[0])
     except (OSError, ValueError):
         return 0
 
 
-def pace(sock: Any) -> tuple[int, float]:
-    """(bytes that wait in the kernel to be sent, bytes a second that the window lets out).
-
-    The rate is 0 where the kernel does not tell, or knows no round trip yet.
+def queue_and_window_rate(sock: Any) -> tuple[int, float]:
+    """Returns the bytes in the kernel that await (re)transmission, and the bytes a second that the congestion window
+    allows; 0 where the kernel does not tell, or knows no round trip yet.
     """
     try:
         data = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, _INFO_BYTES) if _TCP_INFO is not None else b""
@@ -143,29 +142,29 @@ def pace(sock: Any) -> tuple[int, float]:
 
 @dataclass(frozen=True, slots=True)
 class Congestion:
-    """Names of congestion controls, "" for what the socket has. near: towards peers within `NEAR_RTT_SECONDS`."""
+    """Names of congestion controls; "": the kernel's default. near: towards peers within `NEAR_RTT_SECONDS`."""
 
     far: str = ""
     near: str = ""
 
 
-#: All is left to the kernel.
+#: The kernel's default everywhere.
 KERNELS = Congestion()
 
 
-def choose_congestion(wish: str) -> Congestion:
-    """The algorithms to use for a wish: a name, or `AUTO_CONGESTION`. "" leaves it to the kernel.
+def choose_congestion(choice: str) -> Congestion:
+    """Returns the algorithms for a choice: a name, `AUTO_CONGESTION`, or "" for the kernel's default.
 
-    Raises `UsageError` for one that this machine does not offer to this user.
+    Raises `UsageError` for a name that this machine does not offer to this user.
     """
-    if wish == AUTO_CONGESTION:
+    if choice == AUTO_CONGESTION:
         far = next((name for name in PREFERRED if offers(name)), "")
-        return Congestion(far, NEAR if offers(NEAR) else far)
-    if wish and not offers(wish):
+        return Congestion(far, NEAR_CONGESTION if offers(NEAR_CONGESTION) else far)
+    if choice and not offers(choice):
         raise UsageError(
-            f"{named('congestion')} {wish} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
+            f"{named('congestion')} {choice} is not offered here: {AUTO_CONGESTION}, or one that `p2psync doctor` lists"
         )
-    return Congestion(wish, wish)
+    return Congestion(choice, choice)
 
 
 def offers(name: str) -> bool:
@@ -175,7 +174,9 @@ def offers(name: str) -> bool:
 
 
 def set_congestion(sock: Any, name: str) -> bool:
-    """Set it, also on a connection that stands; on a listening socket it is what accepted ones begin with."""
+    """Sets a socket's congestion control; connections that a listening socket accepts begin with it. Returns whether
+    the kernel took it.
+    """
     if _TCP_CONGESTION is None or not name:
         return False
     try:
@@ -186,7 +187,7 @@ def set_congestion(sock: Any, name: str) -> bool:
 
 
 def congestion_of(sock: Any) -> str:
-    """The congestion control that a socket uses; "" where it is not known."""
+    """Returns the congestion control that a socket uses; "" where it is not known."""
     if _TCP_CONGESTION is None:
         return ""
     with suppress(OSError):
@@ -196,37 +197,36 @@ def congestion_of(sock: Any) -> str:
 
 
 def tune(sock: Any, congestion: Congestion) -> None:
-    """Make a connection ready for messages and chunks side by side. Buffer sizes are left to the kernel's tuning."""
+    """Sets the options of a connection for messages and chunks side by side. The kernel tunes its buffers."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    # The handshake has timed one round trip. BBR leaves its pacing behind, so it is not tried out first.
+    # The handshake has timed one round trip. A socket that leaves BBR keeps BBR's pacing, so BBR never comes first.
     info = tcp_info(sock)
     name = congestion.near if info is not None and 0 < info.rtt <= NEAR_RTT_SECONDS else congestion.far
     if name and congestion_of(sock) != name:
         set_congestion(sock, name)
-    set_notsent(sock, MIN_NOTSENT_BYTES)
+    set_notsent_lowat(sock, MIN_NOTSENT_BYTES)
 
 
 def is_away_from_window(data: bytes) -> bool:
-    """Returns whether a connection runs below its window just now and will return to it, by the kernel's tcp_info.
+    """Returns whether a connection has less than its window in flight for a moment, by the kernel's tcp_info.
 
-    A congestion control that is set just then takes what it finds for the window, and knows of none to come back to: on
-    a path of 150 ms it is a second before it has its rate again. BBR stops for a fifth of a second, with a window of
-    four packets, to measure a round trip. And one that repairs losses may have hardly anything of its window on its
-    way; BBR at its rate has half of it.
+    A congestion control that is set just then adopts the temporarily small window as its full one: on a path of 150 ms
+    it needs a second to regain its rate. BBR stops for 0.2 s, with a window of four packets, to measure a round trip. A
+    connection in recovery may have less than a quarter of its window in flight; BBR at its rate has half of it.
     """
     if len(data) < _INFO_BYTES:
         return False
     (window,) = _U32.unpack_from(data, 80)
-    if window <= _STOPPED:
+    if window <= _STOPPED_WINDOW:
         return True
-    if data[_STATE] < _RECOVERS:
+    if data[_CA_STATE] < _CA_RECOVERY:
         return False
     unacked, sacked, lost, resent = _FLIGHT.unpack_from(data, 24)
-    return bool(_HARDLY * (unacked - sacked - lost + resent) < window)
+    return bool(_AWAY_FACTOR * (unacked - sacked - lost + resent) < window)
 
 
 def can_restart(sock: Any) -> bool:
-    """Returns whether nothing speaks against `restart` just now: see `is_away_from_window`."""
+    """Returns whether `restart` costs no window just now: see `is_away_from_window`."""
     if _TCP_INFO is None:
         return True
     try:
@@ -237,55 +237,59 @@ def can_restart(sock: Any) -> bool:
 
 def restart(sock: Any) -> bool:
     """Makes BBR forget its model of a path and start as on a new connection. Returns False without BBR."""
-    # It begins where it comes after another one; reno is in every kernel, and takes over the window as it is.
+    # BBR starts over when it replaces another one; every kernel has reno, which keeps the window.
     if congestion_of(sock) != PREFERRED[0] or not set_congestion(sock, "reno"):
         return False
     return set_congestion(sock, PREFERRED[0])
 
 
-def handle(sock: Any) -> socket.socket | None:
-    """A socket for the same connection, to be closed by the caller: a transport creates its own for each call, which
-    takes longer than the call. None if this process may open no more."""
+def dup(sock: Any) -> socket.socket | None:
+    """Returns a duplicate of a transport's socket for the same connection, which the caller closes; None if the process
+    has no file descriptor left.
+
+    A transport creates a socket object for each call, which takes longer than the call.
+    """
     try:
         return socket.socket(sock.family, sock.type, sock.proto, os.dup(sock.fileno()))
     except OSError:
         return None
 
 
-def keep_awake(sock: Any | None) -> None:
-    """Have a far connection that is silent for long, and then says much at once, begin as a new one would.
+def disable_idle_restart(sock: Any | None) -> None:
+    """Switches a far connection to BBR, which keeps its window when idle.
 
-    Cubic takes an idle connection's window back to where it began, or leaves it where the last losses put it, which
-    without traffic stays so: 30 KB took four round trips of 150 ms on such. BBR does neither.
+    Cubic resets an idle connection's window to the initial one, or keeps a smaller one that losses left: 30 KB
+    then take four round trips.
     """
     info = tcp_info(sock) if sock is not None else None
     if info is not None and info.rtt > NEAR_RTT_SECONDS and congestion_of(sock) not in ("", PREFERRED[0]):
         set_congestion(sock, PREFERRED[0])
 
 
-def set_notsent(sock: Any, nbytes: int) -> None:
+def set_notsent_lowat(sock: Any, nbytes: int) -> None:
     """Sets how many unsent bytes the kernel holds before the socket counts as full (TCP_NOTSENT_LOWAT)."""
     if _TCP_NOTSENT_LOWAT is not None:
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, nbytes)
 
 
-def set_least(sock: Any, nbytes: int) -> None:
-    """Sets how many bytes must have come before the socket is readable (SO_RCVLOWAT); fewer are readable at its end."""
+def set_rcvlowat(sock: Any, nbytes: int) -> None:
+    """Sets how many bytes must have come before the socket is readable (SO_RCVLOWAT); fewer are readable at the end
+    of the stream."""
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
 
 
-def set_most(sock: Any, rate: float) -> None:
+def set_max_pacing_rate(sock: Any, rate: float) -> None:
     """Makes a socket send at most `rate` bytes a second; 0: no limit. Does nothing where the kernel cannot."""
     if _TCP_INFO is not None:
         with suppress(OSError):
-            most = min(_NO_LIMIT, max(_LEAST_LIMIT, int(rate))) if rate else _NO_LIMIT
-            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", most))
+            limit = min(_NO_LIMIT, max(_LEAST_LIMIT, int(rate))) if rate else _NO_LIMIT
+            sock.setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, struct.pack("I", limit))
 
 
-def most(sock: Any) -> int:
-    """Returns the limit that `set_most` has set, in bytes a second; 0: no limit, or it is not known."""
+def max_pacing_rate(sock: Any) -> int:
+    """Returns the limit that `set_max_pacing_rate` has set, in bytes a second; 0: no limit, or it is not known."""
     if _TCP_INFO is None:
         return 0
     try:

@@ -163,10 +163,10 @@ class Dialer:
         planned = [name for name in names if name in self._plan_peers]
         others = [name for name in names if name not in self._plan_peers]
         order = {name: self._rng.random() for name in others}
-        others.sort(key=lambda name: (not self.is_publisher(name), not self._is_near(name), order[name]))
+        others.sort(key=lambda name: (not self.is_publisher(name), not self._in_same_region(name), order[name]))
         return planned + others[: max(0, self._room() - len(planned))]
 
-    def _is_near(self, name: str) -> bool:
+    def _in_same_region(self, name: str) -> bool:
         return bool(self.info.region) and self._members[name].region == self.info.region
 
     def _back_off(self, contact: _Contact, now: float) -> None:

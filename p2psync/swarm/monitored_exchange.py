@@ -67,8 +67,8 @@ class MonitoredExchange:
 
     def peer_up(self, name: str, region: str, now: float, *, publishes: bool) -> bool:
         """Adds a connected peer; returns False if the shell must disconnect it. See `Exchange.peer_up`."""
-        near = bool(region) and region == self._info.region
-        if not self.exchange.peer_up(name, near, now, publishes=publishes):
+        same_region = bool(region) and region == self._info.region
+        if not self.exchange.peer_up(name, same_region, now, publishes=publishes):
             return False
         if self.monitor is not None:
             self.monitor.peer_up(name, region)

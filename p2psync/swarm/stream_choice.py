@@ -9,7 +9,7 @@ from p2psync.protocol.messages import Control, ManifestGossip
 
 
 class _Stream(Protocol):
-    def takes(self, nbytes: int) -> float:
+    def seconds_to_send(self, nbytes: int) -> float:
         """Returns the seconds until so many bytes more have been sent."""
 
 
@@ -18,7 +18,7 @@ _S = TypeVar("_S", bound=_Stream)
 
 def soonest(streams: Sequence[_S], nbytes: int) -> _S:
     """Returns the connection that will have sent so many bytes more first."""
-    return min(streams, key=lambda stream: stream.takes(nbytes))
+    return min(streams, key=lambda stream: stream.seconds_to_send(nbytes))
 
 
 def stream_for(streams: Sequence[_S], message: Control) -> _S:

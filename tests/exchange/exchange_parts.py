@@ -47,9 +47,9 @@ class Bench:
         """Hold every chunk."""
         self.swarm.begin(self.id, self.manifest, np.ones(self.chunks, np.bool_), flags(self.chunks), now)
 
-    def peer(self, name: str, *held: int, now: float = 0.0, near: bool = False) -> None:
+    def peer(self, name: str, *held: int, now: float = 0.0, same_region: bool = False) -> None:
         """A peer that says what it holds."""
-        assert self.swarm.peer_up(name, near, now)
+        assert self.swarm.peer_up(name, same_region, now)
         if held:
             self.have(name, *held, now=now)
 

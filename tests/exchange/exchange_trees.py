@@ -21,34 +21,34 @@ CONFIG = ExchangeConfig(
 )
 
 
-def root_plan(*first_hops: str, revision: int = 1, shares: tuple[int, ...] = ()) -> NodePlan:
-    """The trainer's plan: in tree i it pushes to `first_hops[i]`, names joined by "+" where there are several."""
-    peers = sorted({name for hops in first_hops for name in hops.split("+")})
-    parts = list(shares) or [1] * len(first_hops)
+def root_plan(*children: str, revision: int = 1, shares: tuple[int, ...] = ()) -> NodePlan:
+    """The trainer's plan: in tree i it pushes to `children[i]`, names joined by "+" where there are several."""
+    peers = sorted({name for names in children for name in names.split("+")})
+    parts = list(shares) or [1] * len(children)
     positions = [
-        TreePosition(-1, [peers.index(name) for name in hops.split("+")], 0, float(part))
-        for hops, part in zip(first_hops, parts, strict=True)
+        TreePosition(-1, [peers.index(name) for name in names.split("+")], 0, float(part))
+        for names, part in zip(children, parts, strict=True)
     ]
     return NodePlan(revision, peers, parts, positions)
 
 
 def relay_plan(*trees: tuple[str, str], revision: int = 1) -> NodePlan:
     """A relay's plan: (parent, children joined by "+", or "") of each tree."""
-    peers = sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]})
+    peers = sorted({name for parent, children in trees for name in [parent, *filter(None, children.split("+"))]})
     positions = [
-        TreePosition(peers.index(parent), [peers.index(name) for name in filter(None, hops.split("+"))], 1, 1.0)
-        for parent, hops in trees
+        TreePosition(peers.index(parent), [peers.index(name) for name in filter(None, children.split("+"))], 1, 1.0)
+        for parent, children in trees
     ]
     return NodePlan(revision, peers, [1] * len(positions), positions)
 
 
-def root(*first_hops: str, chunks: int = 8, shares: tuple[int, ...] = (), config: ExchangeConfig = CONFIG) -> Bench:
+def root(*children: str, chunks: int = 8, shares: tuple[int, ...] = (), config: ExchangeConfig = CONFIG) -> Bench:
     """A trainer that was told its plan; its peers are up and want everything."""
     bench = Bench(chunks, config=config)
-    for name in sorted({name for hops in first_hops for name in hops.split("+")}):
+    for name in sorted({name for names in children for name in names.split("+")}):
         bench.peer(name)
         bench.say(name, Subscribe(bench.short, True))
-    bench.swarm.follow(root_plan(*first_hops, shares=shares), 0.0)
+    bench.swarm.follow(root_plan(*children, shares=shares), 0.0)
     bench.actions()
     return bench
 
@@ -57,7 +57,7 @@ def relay(*trees: tuple[str, str], chunks: int = 8, node: str = "", config: Exch
     """An actor that was told its plan and wants everything; all whom the plan names are up."""
     bench = Bench(chunks, config=config, node=node)
     bench.swarm.follow(relay_plan(*trees), 0.0)
-    for name in sorted({name for parent, hops in trees for name in [parent, *filter(None, hops.split("+"))]}):
+    for name in sorted({name for parent, children in trees for name in [parent, *filter(None, children.split("+"))]}):
         bench.peer(name)
     bench.fetch_all()
     return bench

@@ -64,7 +64,7 @@ def test_path_has_its_share_of_the_window_several_times_at_most() -> None:
     assert window.has_room(0)
 
 
-def test_trees_with_the_same_first_hops_share_the_limit_of_their_path() -> None:
+def test_trees_with_the_same_children_share_the_limit_of_their_path() -> None:
     window = InFlightWindow(CONFIG)
     window.follow([10.0, 10.0, 20.0, 20.0, 20.0], ["a", "a", "b", "c", "d"])
     fill(window, 0, 0.0)

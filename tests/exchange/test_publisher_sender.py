@@ -29,7 +29,7 @@ def test_publisher_uses_freed_room_at_once_for_the_next_chunk() -> None:
     assert [name for name, _ in bench.served()] == ["b"]
 
 
-def test_a_tree_of_two_first_hops_does_not_wait_until_both_have_nothing_left_to_do() -> None:
+def test_a_tree_of_two_children_does_not_wait_until_both_have_nothing_left_to_do() -> None:
     bench = Bench(40, config=ExchangeConfig(flush_limit=2 * CHUNK, push_room=6 * CHUNK))
     for name in "ab":
         bench.peer(name)
@@ -82,7 +82,7 @@ def test_a_tree_that_is_faster_than_was_planned_gets_a_fifth_more_than_its_share
     assert given["a"] + given["b"] == 400
 
 
-def test_a_tree_of_two_first_hops_gives_each_chunk_to_both() -> None:
+def test_a_tree_of_two_children_gives_each_chunk_to_both() -> None:
     bench = root("a+b")
     bench.seed_all()
     assert bench.served() == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]

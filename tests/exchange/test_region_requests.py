@@ -11,7 +11,7 @@ def _in_region(me: str, mates: str, chunks: int = 16) -> Bench:
     bench = Bench(chunks, node=me)
     bench.fetch_all()
     for mate in mates:
-        bench.peer(mate, near=True)
+        bench.peer(mate, same_region=True)
         bench.have(mate)
     bench.peer("far")
     return bench

@@ -1,4 +1,4 @@
-"""Which chunks are requested of whom: rarest first, near peers first, within each peer's window."""
+"""Which chunks are requested of whom: rarest first, peers of this region first, within each peer's window."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_ties_are_broken_differently_at_different_nodes_and_equally_with_equal_g
     assert len({tuple(order(seed)) for seed in range(8)}) == 8
 
 
-def test_near_peers_are_asked_first() -> None:
+def test_peers_of_this_region_are_asked_first() -> None:
     bench = Bench()
     bench.peer("far", *range(8))
-    bench.peer("near", *range(8), near=True)
+    bench.peer("same", *range(8), same_region=True)
     bench.fetch_all()
     found = asked(bench)
-    assert sorted(found["near"]) == list(range(8))
+    assert sorted(found["same"]) == list(range(8))
 
 
 def test_no_more_is_asked_of_a_peer_than_its_window() -> None:

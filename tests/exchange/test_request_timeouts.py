@@ -94,11 +94,11 @@ def test_a_snubbed_peer_owes_one_chunk_at_a_time_and_has_twice_as_long_until_it_
     assert len(asked(bench)["a"]) > 1
 
 
-def steady(rate: float, *, near: bool = False) -> tuple[Bench, list[int]]:
+def steady(rate: float, *, same_region: bool = False) -> tuple[Bench, list[int]]:
     """A node to which a peer has sent ten of forty chunks, so many a second; and the order of those that it owes."""
     bench = Bench(40, config=replace(CONFIG, window_least=40 * CHUNK))
     bench.fetch_all()
-    bench.peer("slow", *range(40), near=near)
+    bench.peer("slow", *range(40), same_region=same_region)
     order = asked(bench)["slow"]
     for turn in range(10):
         bench.chunk("slow", order[turn], (1 + turn) / rate)
@@ -109,7 +109,7 @@ def steady(rate: float, *, near: bool = False) -> tuple[Bench, list[int]]:
 
 def test_the_end_of_a_long_queue_is_requested_of_a_node_of_the_region_that_brings_it_sooner() -> None:
     bench, owed = steady(10.0)
-    bench.peer("fast", *range(40), now=1.0, near=True)
+    bench.peer("fast", *range(40), now=1.0, same_region=True)
     bench.swarm.poll(1.05)
     moved = asked(bench)["fast"]
     assert moved == owed[: -len(moved) - 1 : -1], "the last ones first"
@@ -118,7 +118,7 @@ def test_the_end_of_a_long_queue_is_requested_of_a_node_of_the_region_that_bring
 
 def test_the_end_of_a_long_queue_is_not_requested_of_a_peer_whose_uplink_is_busy() -> None:
     bench, _ = steady(10.0)
-    bench.peer("busy", now=1.0, near=True)
+    bench.peer("busy", now=1.0, same_region=True)
     bench.say("busy", Have(bench.short, list(range(40)), backlog=60.0), 1.0)
     bench.swarm.poll(1.05)
     assert asked(bench) == {}
@@ -126,8 +126,8 @@ def test_the_end_of_a_long_queue_is_not_requested_of_a_peer_whose_uplink_is_busy
 
 @pytest.mark.parametrize("far", [False, True])
 def test_what_a_node_of_the_region_owes_is_requested_of_another_of_the_region_only(far: bool) -> None:
-    bench, _ = steady(10.0, near=True)
-    bench.peer("other", *range(40), now=1.0, near=not far)
+    bench, _ = steady(10.0, same_region=True)
+    bench.peer("other", *range(40), now=1.0, same_region=not far)
     bench.swarm.poll(1.06)
     assert ("other" in asked(bench)) is not far
 

@@ -129,7 +129,7 @@ def test_a_publisher_whose_manifests_nobody_wants_rests() -> None:
     assert bench.swarm.next_wake() == float("inf")
 
 
-def test_first_hops_that_have_not_asked_yet_keep_their_part_for_a_moment() -> None:
+def test_children_that_have_not_asked_yet_keep_their_part_for_a_moment() -> None:
     bench = Bench(40, config=ExchangeConfig(flush_limit=100 * CHUNK))
     for name in "abcd":
         bench.peer(name)

@@ -160,13 +160,13 @@ async def test_a_long_polls_congestion_window_survives_idleness(
     client: HubClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names: list[str] = []
-    keep_awake = tcp.keep_awake
+    disable_idle_restart = tcp.disable_idle_restart
 
     def seen(sock: object) -> None:
-        keep_awake(sock)
+        disable_idle_restart(sock)
         names.append(tcp.congestion_of(sock))
 
-    monkeypatch.setattr(tcp, "keep_awake", seen)
+    monkeypatch.setattr(tcp, "disable_idle_restart", seen)
     usual = tcp.congestion_of(socket.socket())
     view = await client.view()
     assert names == []

@@ -273,16 +273,16 @@ def test_probe_padding_is_paced_as_requested_and_chunks_after_it_are_not(run: Ru
         (stream,) = a.table.streams("x")
         raw.say(ProbeRequest(7, 1 << 30, 60.0, 3e6))
         await until(lambda: one._probe_sender._flows)
-        await until(lambda: tcp.most(stream._socket) == 3_000_000)
-        assert list(one._probe_sender.held) == ["x"]
+        await until(lambda: tcp.max_pacing_rate(stream._socket) == 3_000_000)
+        assert list(one._probe_sender.paced) == ["x"]
         raw.say(ProbeRequest(7, 0, 0.0))
         await until(lambda: not one._probe_sender._flows)
-        assert tcp.most(stream._socket) == 0
+        assert tcp.max_pacing_rate(stream._socket) == 0
         raw.say(
             ProbeRequest(8, 1 << 30, 60.0, 1e-3)
         )  # who wants it that slow would wait for what is under way for ever
         await until(lambda: one._probe_sender._flows)
-        await until(lambda: tcp.most(stream._socket) == 64 << 10)
+        await until(lambda: tcp.max_pacing_rate(stream._socket) == 64 << 10)
         await stop(one, a)
 
     run(check())

@@ -55,10 +55,10 @@ def test_a_chunk_takes_the_connection_that_will_have_sent_it_first(run: Run) -> 
         a.table.dial(b.info)
         await until(lambda: len(a.table.streams("b")) == 2)
         busy, idle = a.table.streams("b")
-        assert 0 < idle.takes(1000) < idle.takes(1_000_000)
+        assert 0 < idle.seconds_to_send(1000) < idle.seconds_to_send(1_000_000)
         # As much at once as no socket takes.
         busy.send_chunk(SHORT, 0, bytes(64 << 20))
-        assert busy.takes(1000) > idle.takes(1000)
+        assert busy.seconds_to_send(1000) > idle.seconds_to_send(1000)
         before = idle.written
         assert a.table.send_chunk("b", SHORT, 7, bytes(1000))
         assert idle.written > before
@@ -90,8 +90,8 @@ class Kernel:
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="the kernel tells nothing of windows")
 def test_of_two_empty_connections_the_one_with_the_larger_window_is_taken(run: Run) -> None:
-    assert tcp.pace(Kernel(1000, 100_000, 16, 500)) == (500, pytest.approx(160_000))
-    assert tcp.pace(Kernel(1000, 0, 16, 500)) == (500, 0.0)
+    assert tcp.queue_and_window_rate(Kernel(1000, 100_000, 16, 500)) == (500, pytest.approx(160_000))
+    assert tcp.queue_and_window_rate(Kernel(1000, 0, 16, 500)) == (500, 0.0)
 
     async def check() -> None:
         a, b = await Told("a", streams=2).listen(), await Told("b").listen()

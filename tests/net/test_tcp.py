@@ -21,7 +21,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
             yield near, far
 
 
-def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_restart_keeps_bbr(ends: tuple[socket.socket, socket.socket]) -> None:
     near, far = ends
     if not tcp.set_congestion(near, "bbr"):
         pytest.skip("this kernel does not offer BBR")
@@ -44,7 +44,7 @@ def test_bbr_begins_anew_and_stays_bbr(ends: tuple[socket.socket, socket.socket]
     ],
     ids=["recovery", "loss", "a part on its way", "nothing lost", "stopped", "stopped and repairs", "new"],
 )
-def test_one_that_repairs_losses_or_is_stopped_keeps_the_window_that_it_will_come_back_to(
+def test_a_connection_in_recovery_or_stopped_is_away_from_its_window(
     state: int, unacked: int, sacked: int, lost: int, resent: int, window: int, away: bool
 ) -> None:
     data = bytearray(232)
@@ -55,25 +55,25 @@ def test_one_that_repairs_losses_or_is_stopped_keeps_the_window_that_it_will_com
     assert not tcp.is_away_from_window(bytes(data[:215]))
 
 
-def test_a_connection_at_rest_may_begin_anew(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_an_idle_connection_can_restart(ends: tuple[socket.socket, socket.socket]) -> None:
     assert tcp.can_restart(ends[0])
 
 
-def test_another_congestion_control_is_left_as_it_is(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_restart_leaves_another_congestion_control(ends: tuple[socket.socket, socket.socket]) -> None:
     near, _ = ends
     assert tcp.set_congestion(near, "reno")
     assert not tcp.restart(near)
     assert tcp.congestion_of(near) == "reno"
 
 
-def test_a_handle_is_the_same_connection_and_closing_it_leaves_that_open(
+def test_a_duplicate_is_the_same_connection_and_closing_it_leaves_that_open(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     near, far = ends
-    handle = tcp.handle(near)
-    assert handle.fileno() != near.fileno() and os.path.sameopenfile(handle.fileno(), near.fileno())
-    tcp.set_least(handle, 4096)
+    copy = tcp.dup(near)
+    assert copy.fileno() != near.fileno() and os.path.sameopenfile(copy.fileno(), near.fileno())
+    tcp.set_rcvlowat(copy, 4096)
     assert near.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT) == 4096
-    handle.close()
+    copy.close()
     near.sendall(b"still there")
     assert far.recv(100) == b"still there"

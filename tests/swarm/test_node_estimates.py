@@ -35,7 +35,7 @@ class Feed:
         backlogged: bool = True,
         loss: float = 0.0,
         rtt: float = 0.02,
-        rwnd_limited: bool = False,
+        receiver_limited: bool = False,
         app_limited: bool = False,
         pacing_limit: float = 0.0,
         tick: float = TICK,
@@ -54,7 +54,7 @@ class Feed:
                     retransmitted=before.retransmitted + int(out * loss),
                     backlog=int(backlogged and peer in sent),
                     rtt=rtt,
-                    rwnd_limited=before.rwnd_limited + tick * rwnd_limited,
+                    receiver_limited=before.receiver_limited + tick * receiver_limited,
                     app_limited=before.app_limited + app_limited,
                     pacing_limit=pacing_limit * MBIT,
                 )
@@ -100,7 +100,7 @@ def test_a_downlink_is_reported_only_once_it_is_sure(feed: Feed) -> None:
 
 def test_flows_that_the_application_or_the_receiver_limits_are_no_samples(feed: Feed) -> None:
     assert Feed().run(3, {"a": 50}, backlogged=False).paths["a"].sent.value == 0
-    assert Feed().run(3, {"a": 50}, rwnd_limited=True).paths["a"].sent.value == 0
+    assert Feed().run(3, {"a": 50}, receiver_limited=True).paths["a"].sent.value == 0
     assert feed.run(3, {"a": 10}, app_limited=True).paths["a"].sent.value == 0
     feed.run(3, {"a": 10})
     assert feed.sent("a") == pytest.approx(10, rel=0.05)

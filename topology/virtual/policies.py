@@ -51,12 +51,12 @@ def _without_slow_path_restarts(options: VirtualOptions) -> VirtualOptions:
 
 #: One mechanism each, switched off.
 MECHANISMS: dict[str, Policy] = {
-    "no-window": Policy("the publisher sends as fast as first hops take it", _exchange(window_gain=1e6)),
+    "no-window": Policy("the publisher sends as fast as its children take it", _exchange(window_gain=1e6)),
     "no-path-limit": Policy("one path may fill the in-flight window", _exchange(path_gain=math.inf)),
     "no-slow-trees": Policy("slow trees take chunks to the end", _exchange(completion_part=0.0)),
     "no-stragglers": Policy("the window waits for every receiver", _exchange(straggler_share=math.inf)),
     "no-shares": Policy("a tree may be ahead of its share of the chunks", _exchange(ahead=math.inf)),
-    "no-stall": Policy("a tree whose first hops have no room holds the others back", _exchange(stalled_after=math.inf)),
+    "no-stall": Policy("a tree whose children have no room holds the others back", _exchange(stalled_after=math.inf)),
     "no-resend": Policy("a chunk that no peer holds is not sent down another tree", _exchange(resend_after=math.inf)),
     "no-repair": Policy("what a slow peer owes is requested of no second one", _exchange(short_wait=math.inf)),
     "no-free-parents": Policy("parents that pushed their part are asked for no more", _exchange(held_for=math.inf)),

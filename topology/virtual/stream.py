@@ -31,7 +31,7 @@ SMALL_BYTES = 2048
 #: The least limit that the kernel is given (bytes a second): as `net.tcp` bounds it.
 LEAST_LIMIT = 64 << 10
 #: A connection that repairs losses and has less than this part of its window in flight is away from its window.
-HARDLY = 4
+AWAY_FACTOR = 4
 _PADDING = ProbePadding(memoryview(bytes(PADDING_BYTES)))
 _HEADER_BYTES = len(encode_chunk_header(bytes(8), 0, 1, 0))
 
@@ -63,11 +63,11 @@ class VirtualStream:
         self._clock, self._listener = clock, listener
         self._moved_at = clock.now
         self._send_time = SendTime()
-        self._held_to = 0.0
-        self._may_wait = MIN_NOTSENT_BYTES
+        self._pacing_limit = 0.0
+        self._notsent_lowat = MIN_NOTSENT_BYTES
         #: Bytes of chunks that were given and not reported as flushed.
         self._unflushed = 0
-        self._is_full = self._is_dry = self._is_flushing = False
+        self._is_full = self._queue_was_empty = self._is_flushing = False
 
     # ---- Connection ------------------------------------------------------------------------------------------------
 
@@ -79,14 +79,14 @@ class VirtualStream:
     @property
     def backlog(self) -> int:
         """See `Connection`."""
-        return max(0, self.out.waiting - self._may_wait)
+        return max(0, self.out.waiting - self._notsent_lowat)
 
     @property
     def can_restart(self) -> bool:
         """See `Connection`."""
         out = self.out
         window = out.congestion.cwnd
-        return window > MIN_WINDOW and not (out.is_recovering and HARDLY * out.inflight < window)
+        return window > MIN_WINDOW and not (out.is_recovering and AWAY_FACTOR * out.inflight < window)
 
     def restart(self) -> None:
         """See `Connection`; only BBR can, as with the kernel's."""
@@ -95,7 +95,7 @@ class VirtualStream:
 
     def set_pacing_limit(self, rate: float) -> None:
         """See `Connection`."""
-        self._held_to = rate
+        self._pacing_limit = rate
         self.out.limit = max(LEAST_LIMIT, rate) if rate else math.inf
 
     def idle(self, seconds: float) -> bool:
@@ -114,7 +114,7 @@ class VirtualStream:
             backlog=out.waiting + out.lost_unsent,
             rtt=out.min_rtt,
             app_limited=self.app_limited,
-            pacing_limit=self._held_to,
+            pacing_limit=self._pacing_limit,
             queueing_delay=max(0.0, out.srtt - out.min_rtt),
         )
 
@@ -124,23 +124,23 @@ class VirtualStream:
 
     # ---- for the owner ---------------------------------------------------------------------------------------------
 
-    def takes(self, size: int) -> float:
+    def seconds_to_send(self, size: int) -> float:
         """Returns the seconds until `size` bytes more will have been sent, about."""
         out = self.out
         waits = out.waiting + out.lost_unsent
-        self._is_dry = not waits
-        return self._send_time.seconds(size, waits, out.congestion.cwnd / out.srtt, self._held_to, self._clock.now)
+        self._queue_was_empty = not waits
+        return self._send_time.seconds(size, waits, out.congestion.cwnd / out.srtt, self._pacing_limit, self._clock.now)
 
     def send(self, message: Control) -> None:
         """Sends a control message."""
         self._write(len(encode_control(message)), message)
 
     def send_chunk(self, chunk: Chunk) -> None:
-        """Sends a chunk; `flushed` follows, never within this call. `takes` comes first."""
+        """Sends a chunk; `flushed` follows, never within this call. `seconds_to_send` comes first."""
         self._unflushed += len(chunk.data)
-        self.app_limited += self._is_dry
-        self._may_wait = notsent_for(self._send_time.rate)
-        self.out.drained_below = self._may_wait + WRITE_LOW
+        self.app_limited += self._queue_was_empty
+        self._notsent_lowat = notsent_for(self._send_time.rate)
+        self.out.drained_below = self._notsent_lowat + WRITE_LOW
         self._write(_HEADER_BYTES + len(chunk.data), chunk)
         self._is_full = self._is_full or self.backlog > WRITE_HIGH
         self._flush_soon()

@@ -1,11 +1,11 @@
-"""The settings of the control: every tunable of this package, once. Seconds, bytes, and bytes a second."""
+"""The settings of the control: every tunable of this package. Seconds, bytes, and bytes a second."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Round trips (seconds) within which a peer is near. Over a fraction of a millisecond BBR's timers cost more than they
-#: bring, and a machine with other things to do is late for them.
+#: Round trips (seconds) within which a peer is near. Below this RTT, BBR's pacing timers reduce throughput. A larger
+#: value gives more paths to cubic, which slows down at each lost packet.
 NEAR_RTT_SECONDS = 0.002
 #: Mbit/s of a byte/s.
 MBIT = 8e-6
@@ -13,6 +13,9 @@ MBIT = 8e-6
 INITIAL_STREAMS = 2
 #: Bytes of padding in a frame.
 PADDING_BYTES = 32 << 10
+#: Seconds between two fills of the connections with padding, and bytes that wait in user space after one: what 300
+#: Mbit/s send between two fills. More lets more padding follow the end of a probe.
+FILL_SECONDS, FILL_BYTES = 0.005, 192 << 10
 
 # ---- the monitor -----------------------------------------------------------------------------------------------------
 
@@ -35,7 +38,7 @@ ALL_PATHS, MIN_PATHS = 1 << 16, 32
 #: Uses of two paths within so many seconds count as equal, so that reports do not change all the time.
 SAME_USE_SECONDS = 60.0
 #: A figure changes if it moves by more than this share of itself; round trips by so many seconds at least, losses by
-#: such a share of the bytes. More reports changes later, and makes fewer plans.
+#: such a share of the bytes. More makes reports later, and plans fewer.
 CHANGE, RTT_CHANGE, LOSS_CHANGE = 0.06, 0.001, 0.002
 
 # ---- connections -----------------------------------------------------------------------------------------------------
@@ -74,14 +77,21 @@ class ProbeConfig:
     are seldom all free. attempts_per_peer: failed attempts after which it is one peer fewer.
     peers_per_node: peers of a region that one node probes before the next node of its own region goes on behind them.
     planned_path_gain: rate of a probe of a path in the plan, as a multiple of the planned one.
-    uplink_path_gain: rate on each of several far paths over which an uplink is probed, as a multiple of the path's.
+    uplink_path_gain: rate on each of several paths beyond `LOW_RTT` over which an uplink is probed, as a multiple of
+    the path's.
+
+    Convergence, see `ConvergenceDetector`.
+    started_bytes: a probe begins with so many bytes. converged_seconds, converged_round_trips: no probe converges
+    before the first and so many round trips, in which startup grows from one packet to a thousand; more costs more
+    padding. converged_least, converged_most: a rate has converged that is between so many times the rate before; wider
+    bounds end probes sooner, and take growing rates for final ones.
 
     Times.
     settle_seconds: paths to other regions are probed first, a node's own links after so long.
     rank_seconds: by how much each node of a region comes after the one before it. jitter_seconds: spread of first
     probes. answer_seconds: after which an answer is not expected any more. invitation_seconds: how long an invitation
     waits for a busy peer. retry_seconds: after a probe that failed; budget_seconds: after one that the budget forbade.
-    confirm_seconds: after a figure that no other probe confirmed; refresh_seconds: after a confirmed one.
+    confirm_seconds: after a success that confirms nothing; refresh_seconds: after one that confirms a figure.
     serve_again_seconds: after which the same peer is served again.
     quiet_seconds: for which no chunk may have flowed; yield_seconds: the same while others fetch what a node has.
     suppressed_seconds: for which nobody probes because a version is about to come.
@@ -115,6 +125,12 @@ class ProbeConfig:
     planned_path_gain: float = 1.25
     uplink_path_gain: float = 1.05
 
+    started_bytes: int = 32 << 10
+    converged_seconds: float = 0.8
+    converged_round_trips: float = 10.0
+    converged_least: float = 0.85
+    converged_most: float = 1.1
+
     settle_seconds: float = 4.0
     rank_seconds: float = 30.0
     jitter_seconds: float = 1.0
@@ -143,16 +159,17 @@ class EstimatorConfig:
     """Settings of estimates. Bytes, seconds, and bytes/s.
 
     Rates. min_seconds, max_seconds, round_trips: a rate counts once it lasted for `round_trips`, within these bounds;
-    longer hides more bursts, and finds no rate in short transfers. near_rtt, near_seconds: it counts after
-    `near_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
-    window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer keeps what a path
-    no longer has. min_interval, max_interval: other intervals are no samples, since timers are late. min_transfer_rate:
-    less is messages, no transfer.
+    longer hides more bursts, and finds no rate in short transfers. low_rtt, low_rtt_seconds: it counts after
+    `low_rtt_seconds` up to this round trip, since nearby a hole in the sequence is filled at once, and padding is dear.
+    window_seconds, buckets: the maximum covers so many conclusive seconds, in so many steps; longer reports outdated
+    rates. min_interval, max_interval: other intervals are no samples, since timers are late. timer_slack:
+    timers are late by so much (seconds). sample_span: a rate is the least of those over the last one to so many times
+    the seconds for which it must last; more hides more bursts. min_transfer_rate: less is messages, no transfer.
 
-    Conclusions. paced: a flow that delivers this share of its pacing limit shows no less than the path has. crowded,
-    fair: the uplink limits flows that together use the first share of it, as far as each has the second share of an
-    equal share. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after which a
-    flow counts as a new one.
+    Conclusions. paced: the pacing limit, not the network, sets the rate of a flow that delivers this share of it.
+    crowded, fair: the uplink limits flows that together use the first share of it, as far as each has the second share
+    of an equal share. ramp_seconds, ramp_round_trips: time that a flow needs to find its rate. pause_seconds: after
+    which a flow counts as a new one.
 
     Degradation. degraded: a path is degraded below this share of its planned rate; more takes shared links for degraded
     ones. settle_seconds, settle_round_trips: for how long; longer finds cut links later. min_share: reported of a path
@@ -165,12 +182,14 @@ class EstimatorConfig:
     min_seconds: float = 0.5
     max_seconds: float = 0.75
     round_trips: float = 5.0
-    near_rtt: float = 0.005
-    near_seconds: float = 0.2
+    low_rtt: float = 0.005
+    low_rtt_seconds: float = 0.2
     window_seconds: float = 60.0
     buckets: int = 10
     min_interval: float = 0.05
     max_interval: float = 1.0
+    timer_slack: float = 0.02
+    sample_span: float = 1.6
     min_transfer_rate: float = 64 << 10
     paced: float = 0.85
     crowded: float = 0.7
@@ -193,7 +212,8 @@ class SlowPathConfig:
 
     slow: a sample is slow that delivers less than this share of the expected rate. More restarts paths that merely
     share a link. growing: a path grows by itself that delivers so many times the sample before; less misses slow
-    starts. max_loss: share of the bytes from which on a path loses rather than lags. sample_seconds: of a sample; more
+    starts. max_loss: share of the lost bytes above which losses, not an
+    outdated model, explain the rate. sample_seconds: of a sample; more
     is steadier and later. slow_samples: slow samples in a row before a restart. grace_seconds: for a restarted path to
     grow. helped: a restart helped if the next slow rate is so many times the one before. max_failed: restarts in a row
     that did not help before the path is left to TCP.
@@ -214,10 +234,11 @@ class PathControlConfig:
     """Settings of path control. Rates in bytes/s; a sample is an interval of `sample_bytes` sent while data waits.
 
     Pacing. max_loss: share of lost bytes above which a path is paced: links lose up to some percent by themselves.
-    sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the planned rate, so that
-    queues drain. paced_growth, startup_growth: factors of the pacing rate for each sample without many losses; more
-    finds spare bandwidth sooner, and overflows queues. backoff: factor for each sample with many losses. free_above: a
-    path is free once its pacing rate is so many times the one after the last loss.
+    sample_bytes: fewer would make chance losses count. pacing_gain: pacing rate as a share of the rate at which
+    a link of the path is full, so that queues drain. paced_growth, startup_growth: factors of the pacing rate
+    for each sample without many losses; more finds spare bandwidth sooner, and overflows queues. backoff: factor for
+    each sample with many losses. free_above: a path is free once its pacing rate is so many times the one after the
+    last loss.
 
     Startup. queue_seconds: of a link's rate that every queue holds; more starts small transfers faster, and overflows
     short queues. min_startup_rate: no path starts slower, since a chunk would take seconds.
@@ -251,8 +272,9 @@ class UplinkPacerConfig:
     gain: limit as a share of what the uplink delivered, so that the queue drains. surely_known: share of the measured
     rate that is no burst. sample_seconds: of a sample; longer rises later. all_delivered: share of the limit that
     counts as all of it. fast_growth, slow_growth: factors of the limit while the least queueing delay is below
-    `idle_delay`, and below `busy_delay` (seconds); more finds spare uplink sooner, and fills the queue. full_seconds,
-    full_bytes: an uplink is full whose connections have both as backlog.
+    `idle_delay`, and below `busy_delay` (seconds); more finds spare uplink sooner, and fills the queue. busy_share: a
+    connection sees the queue that sends this part of `min_transfer_rate`. full_seconds, full_bytes: an uplink is full
+    whose connections have both as backlog.
     """
 
     binding: float = 0.6
@@ -263,6 +285,7 @@ class UplinkPacerConfig:
     idle_delay: float = 0.01
     fast_growth: float = 1.25
     busy_delay: float = 0.05
+    busy_share: float = 0.25
     slow_growth: float = 1.01
     full_seconds: float = 0.06
     full_bytes: int = 256 << 10
@@ -276,9 +299,10 @@ class StreamPolicyConfig:
     connections, and must raise the rate by such a factor. watch_seconds: saturated seconds for which a number is
     watched; longer is steadier. forget_seconds: after which its best rate starts over. pause_seconds,
     max_pause_seconds: between trials that fail, at first and at most. min_window: packets in flight of each connection;
-    with fewer it notices a loss by a timeout only. slack: more connections than this times what the loss explains are
-    closed. assumed_loss: share of a path of which nothing is known, and the most that counts. unplanned: connections to
-    a far peer that is not in the plan, which may measure it.
+    with fewer it notices a loss by a timeout only. spare: connections that a rate needs, as a multiple of what the loss
+    explains; more opens more of them. slack: more connections than this times that number are closed. assumed_loss:
+    share of a path of which nothing is known, and the most that counts. unplanned: connections to a far peer that is
+    not in the plan, which may measure it.
     """
 
     lossy: float = 2e-4
@@ -289,6 +313,7 @@ class StreamPolicyConfig:
     pause_seconds: float = 60.0
     max_pause_seconds: float = 960.0
     min_window: int = 5
+    spare: float = 1.3
     slack: float = 1.5
     assumed_loss: float = 0.01
     unplanned: int = 6

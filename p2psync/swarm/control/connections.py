@@ -49,7 +49,7 @@ class Connection(Protocol):
         """Limits the pacing rate (bytes a second); 0: no limit."""
 
     def idle(self, seconds: float) -> bool:
-        """Returns whether nothing but small messages moved for so long, and nothing waits."""
+        """Returns whether nothing but small messages moved for so long, and no byte waits."""
 
     def sample(self) -> TcpSample:
         """Returns the connection's counters."""
@@ -66,10 +66,10 @@ class Connections(Protocol):
         """When the last chunk was sent or had come."""
 
     def streams(self, name: str) -> Sequence[Connection]:
-        """Returns the connections to a peer; none if it is not up."""
+        """Returns the connections to a peer; none if it is not connected."""
 
     def all_streams(self) -> Iterator[Connection]:
-        """Returns the connections to all peers that are up."""
+        """Returns the connections to all connected peers."""
 
     def dialled(self, name: str) -> bool:
         """Returns whether this node opened the connections to a peer, and so is the one to open more."""
@@ -85,10 +85,10 @@ class Connections(Protocol):
 
 
 class TimerHandle(Protocol):
-    """A call that was scheduled."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """The call does not happen."""
+        """Cancels the call."""
 
     def when(self) -> float:
         """Returns the time of the call (seconds)."""

@@ -14,16 +14,16 @@ from p2psync.swarm.control.config import EstimatorConfig
 _DEFAULTS = EstimatorConfig()
 #: Seconds for which a rate must last, where no round trip is known.
 LASTING = _DEFAULTS.min_seconds
-#: Round trips (seconds) up to which a peer is near: a hole in the sequence is filled at once.
-NEAR = _DEFAULTS.near_rtt
-#: Timers are late by so much (seconds).
-_SLACK = 0.02
+#: Round trips (seconds) up to which a hole in the sequence is filled at once: see `EstimatorConfig.low_rtt`.
+LOW_RTT = _DEFAULTS.low_rtt
 
 
 def lasting(rtt: float) -> float:
-    """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown)."""
-    if 0 < rtt <= NEAR:
-        return _DEFAULTS.near_seconds
+    """Returns for how long (seconds) a rate must last to count, by the round trip (0: unknown): `round_trips` of them,
+    within bounds; up to `LOW_RTT` a shorter time.
+    """
+    if 0 < rtt <= LOW_RTT:
+        return _DEFAULTS.low_rtt_seconds
     return min(_DEFAULTS.max_seconds, max(LASTING, _DEFAULTS.round_trips * rtt))
 
 
@@ -37,21 +37,21 @@ class DeliveryRateSampler:
     def rate(self, delivered: int, seconds: float, min_seconds: float, sent: int | None = None) -> float | None:
         """Appends an interval; returns the rate (bytes/s), or None while the intervals are shorter than `min_seconds`.
 
-        The rate is the least of those since each time between once and 1.6 times `min_seconds` ago, so neither holes in
-        the sequence nor queued acknowledgements raise it. sent: bytes sent for the first time; where acknowledgements
-        wait for longer, more seems to be delivered than was sent, and the lower rate counts, as in BBR's samples
-        (draft-ietf-ccwg-bbr, delivery rate).
+        The rate is the least of those since each time between once and `sample_span` times `min_seconds` ago, so
+        neither holes in the sequence nor queued acknowledgements raise it. sent: bytes sent for the first time; where
+        acknowledgements wait for longer, more seems to be delivered than was sent, and the lower rate counts, as in
+        BBR's samples (draft-ietf-ccwg-bbr, delivery rate).
         """
         at, all_delivered, all_sent = self._points[-1]
         now, all_delivered = at + seconds, all_delivered + delivered
         all_sent += delivered if sent is None else sent
         self._points.append((now, all_delivered, all_sent))
-        while now - self._points[0][0] > 1.6 * min_seconds + _SLACK:
+        while now - self._points[0][0] > _DEFAULTS.sample_span * min_seconds + _DEFAULTS.timer_slack:
             self._points.popleft()
         rates = [
             min(all_delivered - delivered, all_sent - sent) / (now - at)
             for at, delivered, sent in self._points
-            if now - at >= min_seconds - _SLACK
+            if now - at >= min_seconds - _DEFAULTS.timer_slack
         ]
         return min(rates, default=None)
 
@@ -117,8 +117,9 @@ class WindowedMax:
         self._buckets[-1][1] = max(self._buckets[-1][1], rate)
 
     def raise_floor(self, rate: float) -> None:
-        """Raises the maximum to a rate that counts only once there is a sample: a fast link empties its queue between
-        two samples, so its rate is none, but a slow path must not pass for the whole uplink."""
+        """Sets a lower bound of the maximum, which counts once there is a sample. A fast link gives no sample; this
+        bound keeps a slow path's rate from becoming the uplink's.
+        """
         if not self._buckets:
             self._floor = max(self._floor, rate)
         elif self.value < rate:
@@ -203,9 +204,10 @@ class DegradationDetector:
         self._recent_seconds = 0.0
 
     def detect(self, best: float, expected: float) -> Degradation | None:
-        """Compares the recent rates with the best and the expected one (bytes/s); None: no degradation.
+        """Compares the recent rates with the best or the expected one (bytes/s), the lower; None: no degradation.
 
-        A path whose best rate is far below the expected one was degraded before its first sample.
+        The highest rate of the last `settle_seconds` must be below `degraded` times that. A path whose best rate is so
+        far below the expected one was degraded before its first sample, and is compared with the expected one.
         """
         if best and best < self._config.degraded * expected:
             best = expected

@@ -80,10 +80,10 @@ class NetworkMonitor:
         self._reporter = Reporter(self.estimates)
         self._prober = Prober(info.node, info.region, config.probing, self.estimates, rng)
         policy = StreamPolicy(congestion, streams or INITIAL_STREAMS)
-        # Two flows of BBR overflow a short queue together, and one fills a path: probes show the same over any number.
+        # One flow of BBR fills a path, and two overflow a short queue: probes show the same over any number.
         self._one_fills = policy.is_tolerant
         self._streams = StreamManager(peers, policy, adapts=streams == 0, on_count=on_connections)
-        self._probe_sender = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._pumped, loop)
+        self._probe_sender = ProbeSender(peers, 1 if self._one_fills else MAX_STREAMS, self._padding_ended, loop)
         self._path_controllers = PathControllers(peers, probes_rtt=congestion in ("", *TOLERANT), config=config.paths)
         self._uplink_pacer = UplinkPacer(config.uplink)
         self._sampler = ConnectionSampler(peers)
@@ -149,13 +149,13 @@ class NetworkMonitor:
             self._act()
 
     def transfer_begins(self, nbytes: int) -> None:
-        """Prepares far paths for a transfer of so many bytes, unless chunks flow already.
+        """Paces and restarts far paths for a transfer of so many bytes, unless chunks flowed within `QUIET` seconds.
 
-        Call it before anything of the transfer is sent, its manifest too: BBR stops a connection that was idle for ten
-        seconds as soon as anything is acknowledged.
+        Without BBR only for a large one (`LARGE`). Call it before the transfer sends anything, its manifest too: BBR
+        stops a connection that was idle for ten seconds at the first acknowledgement.
         """
         now = self._loop.time()
-        # The first chunks may be faster than the check of the manifest, so it counts what flowed at the last tick.
+        # The first chunks may outrun the check of the manifest, so the chunks of the last tick count.
         if self._flowed or now - self._transfer_at < QUIET:
             return
         if nbytes <= LARGE and not self._path_controllers.probes_rtt:
@@ -166,7 +166,7 @@ class NetworkMonitor:
         self._path_controllers.start_transfer(far.difference(self._probe_sender.peers), now, nbytes)
 
     def peer_up(self, name: str, region: str) -> None:
-        """A peer is connected, or has one more connection."""
+        """Adds a connected peer; ignores its further connections."""
         if name not in self._up:
             self._up.add(name)
             self._fresh[name] = region
@@ -175,7 +175,7 @@ class NetworkMonitor:
                 self._reporter.set_remote(name, True)
 
     def peer_down(self, name: str) -> None:
-        """A peer is gone."""
+        """Removes a disconnected peer."""
         self._up.discard(name)
         self._fresh.pop(name, None)
         self._probe_sender.stop(name)
@@ -186,7 +186,7 @@ class NetworkMonitor:
         self._act()
 
     def dial_failed(self, name: str) -> None:
-        """No connection to a member could be opened."""
+        """Reports a failed dial of a member."""
         self._reporter.failed(name)
 
     def message(self, name: str, message: Message) -> bool:
@@ -266,7 +266,7 @@ class NetworkMonitor:
 
     def _watch_streams(self, seconds: float, now: float) -> None:
         # A flow with a pacing limit does not show how many connections its path needs.
-        for name in self._up.difference(self._probe_sender.held, self._path_controllers.paced):
+        for name in self._up.difference(self._probe_sender.paced, self._path_controllers.paced):
             path = self.estimates.paths.get(name)
             if path is not None and (path.network_limited_since is not None or path.sending):
                 self._streams.observe(name, path, seconds, now)
@@ -309,7 +309,7 @@ class NetworkMonitor:
                     case Disconnect():
                         self._peers.hang_up(action.peer, action.reason)
 
-    def _pumped(self, name: str, sent: int) -> None:
+    def _padding_ended(self, name: str, sent: int) -> None:
         self._prober.padding_ended(name, sent, self._loop.time())
-        # Within an action the loop in `_act` carries out what this adds; after a timer nothing does.
+        # Within an action, the loop in `_act` carries out the actions that this adds; after a timer, this call does.
         self._loop.call_later(0, self._act)

@@ -1,15 +1,16 @@
 """Estimates what a node's paths, uplink and downlink carry, from the counters of its connections. Sans-I/O.
 
 Theory of operation. The driver samples all active connections at one moment, a few times a second; two samples of a
-connection make an interval. The network limits a connection in an interval at whose both ends data waits, which the
-queue never ran dry in, and which the peer's receive window did not limit: then its delivery rate is a sample, as with
-BBR, where application-limited samples do not count. A path's rate is the sum over its connections, the node's the sum
-over its paths.
+connection make an interval. The network limits a connection in an interval at whose both ends data waits, in which the
+send queue never ran dry, and for less than half of which the peer's receive window was full. It limits a path if it
+limits half of its connections: then the path's delivery rate is a sample, as with BBR, where application-limited
+samples do not count. A path's rate is the sum over its connections, the node's the sum over its paths.
 
-The highest rate that lasted counts, over a minute of conclusive intervals. A path is degraded that delivers less
-than three tenths of its planned rate for a second; if all busy paths are, and they lead to several regions, the uplink
-is. A flow that just started proves nothing: it needs time to find its rate. Received bytes only raise a maximum, since
-the sender alone knows what limited it.
+The highest rate that lasted counts, over a minute of conclusive intervals. A path that delivers less than three tenths
+of its planned or best rate for a second is degraded; if all paths that the network limits are, and not all lead to
+one other region, the uplink is degraded instead. A flow that just started is not conclusive: it needs time to find its
+rate. Nor is one that reaches its pacing limit, or that has its part of a full uplink. Received bytes only raise a
+maximum, since the sender alone knows what limited it.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class NodeEstimates:
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def expect(self, rates: Mapping[str, float]) -> None:
-        """Takes the rates that the plan expects of paths; others cannot degrade."""
+        """Takes the planned rates of paths (bytes/s); paths without one cannot degrade."""
         self._expected = rates
 
     def set_region(self, peer: str, region: str) -> None:
@@ -66,7 +67,7 @@ class NodeEstimates:
     def read(self, samples: Mapping[_Key, TcpSample], now: float, *, transferring: bool = True) -> None:
         """Takes the samples of all active connections, by any keys.
 
-        transferring: whether chunks flow. Low rates of probes prove nothing: several nodes may probe one downlink.
+        transferring: whether chunks flow. Low rates of probes are not conclusive: several nodes may probe one downlink.
         """
         flows: dict[str, Flow] = {}
         seconds = 0.0
@@ -84,7 +85,7 @@ class NodeEstimates:
             self._observe(flows, seconds, now, transferring=transferring)
 
     def closed(self, key: Hashable) -> None:
-        """A connection is gone."""
+        """Forgets a closed connection."""
         self._last.pop(key, None)
 
     def keep(self, peers: Collection[str]) -> None:
@@ -94,13 +95,14 @@ class NodeEstimates:
     # ---- inside ----------------------------------------------------------------------------------------------------
 
     def _add(self, flow: Flow, before: TcpSample, after: TcpSample, seconds: float) -> None:
+        """Adds an interval of a connection to its path's flow, and whether the network limited it."""
         delivered = max(0, after.delivered - before.delivered)
         flow.delivered += delivered
         flow.received += max(0, after.received - before.received)
         flow.sent += max(0, after.sent - before.sent)
         flow.retransmitted += max(0, after.retransmitted - before.retransmitted)
         flow.connections += 1
-        if after.rwnd_limited - before.rwnd_limited < seconds / 2:
+        if after.receiver_limited - before.receiver_limited < seconds / 2:
             is_dry = before.app_limited != after.app_limited
             flow.saturated += bool(before.backlog and after.backlog and not is_dry)
             flow.backlogged += bool(before.backlog or after.backlog)
@@ -110,7 +112,7 @@ class NodeEstimates:
         limited = [peer for peer, flow in flows.items() if flow.is_network_limited]
         delivered = sum(flow.delivered for flow in flows.values())
         self.delivered += delivered
-        # Flows that share a full uplink are limited by each other, as far as each has much of an equal share.
+        # Flows that share a full uplink limit each other, as far as each has much of an equal share.
         is_crowded = len(limited) > 1 and delivered / seconds >= self._config.crowded * self.up.value
         fair = self._config.fair * delivered / max(1, len(limited))
         for peer, path in self.paths.items():
@@ -118,7 +120,7 @@ class NodeEstimates:
             is_shared = is_crowded and flow.delivered >= fair
             rate = path.observe(flow, seconds, now, conclusive=transferring and not is_shared)
             if rate is not None:
-                # Beside a far path a near one's rate does not last for long enough to be one of both.
+                # A near path's rate ends before the longer window of both, so add it separately.
                 self.up.raise_to(rate)
         self._observe_up(flows, limited, seconds, now)
         self._observe_down(flows, seconds)
@@ -150,10 +152,13 @@ class NodeEstimates:
         observe_received(self.down, received, seconds, self._min_seconds(senders), self._config)
 
     def _min_seconds(self, peers: Iterable[str]) -> float:
-        """For how long a rate of these paths together must last to count."""
+        """Returns for how long a rate of these paths together must last to count."""
         return max((self.paths[peer].min_seconds for peer in peers), default=LASTING)
 
     def _detect_degradations(self, limited: Collection[str]) -> None:
+        """Marks the degraded ones of these paths; the uplink instead if it and all of them are, several and not all in
+        one other region.
+        """
         found = {peer: self.paths[peer].degradation(self._expected.get(peer, 0.0)) for peer in limited}
         up = self._up_detector.detect(self.up.value, sum(self._expected.values()))
         if up is not None and len(found) > 1 and None not in found.values() and not self._share_a_region(found):
@@ -168,6 +173,6 @@ class NodeEstimates:
                 self.degradations += 1
 
     def _share_a_region(self, peers: Iterable[str]) -> bool:
-        """Whether all these are in one region, and it is another one: then its link limits them."""
+        """Returns whether all these are in one region other than this node's: then its link limits them."""
         regions = {self._regions.get(peer) for peer in peers}
         return len(regions) == 1 and None not in regions

@@ -7,14 +7,15 @@ queue empty. A plan errs by some percent and links change, so the pacing rate ri
 
 State and event give the next state; other events leave a state as it is:
 
-    state     TRANSFER   LOSS    ROSE
-    FREE      STARTUP    PACED
-    STARTUP   STARTUP    PACED   FREE
-    PACED                PACED   FREE
+    state     TRANSFER   SHORT   LOSS    ROSE
+    FREE      STARTUP            PACED
+    STARTUP   STARTUP    FREE    PACED   FREE
+    PACED                        PACED   FREE
 
-A busy path also restarts now and then: BBR stops a connection for 0.2 s once its least round trip is ten seconds old,
-to measure it again. All paths of a transfer would stop together, and the uplink would idle. A restarted path keeps its
-window and the kernel's own least round trip. Each path restarts at another age, so that the others carry on.
+A busy path also restarts every few seconds: BBR stops a connection for 0.2 s once its least round trip is ten seconds
+old, to measure it again. All paths of a transfer would stop together, and the uplink would idle. A restarted path keeps
+its window and the kernel's own least round trip. Each path restarts at another age, so that the others carry on.
+`path_controllers` lists all occasions of a restart.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class PathEvent(Enum):
 
     TRANSFER = auto()
     """A transfer starts after a pause."""
+    SHORT = auto()
+    """A transfer starts after a pause that the queue before the link holds whole."""
     LOSS = auto()
     """A sample had many losses."""
     ROSE = auto()
@@ -56,6 +59,7 @@ _NEXT = {
     (PathState.FREE, PathEvent.TRANSFER): PathState.STARTUP,
     (PathState.FREE, PathEvent.LOSS): PathState.PACED,
     (PathState.STARTUP, PathEvent.TRANSFER): PathState.STARTUP,
+    (PathState.STARTUP, PathEvent.SHORT): PathState.FREE,
     (PathState.STARTUP, PathEvent.LOSS): PathState.PACED,
     (PathState.STARTUP, PathEvent.ROSE): PathState.FREE,
     (PathState.PACED, PathEvent.LOSS): PathState.PACED,
@@ -89,7 +93,7 @@ class PathController:
         self._slow_path = SlowPathDetector(config.slow_path)
 
     def set_planned(self, rate: float, limit: float) -> None:
-        """Sets the planned rate, and the rate at which the first link of the path is full.
+        """Sets the planned rate, and the rate at which a link of the path is full (its limit).
 
         A higher limit raises the pacing rate at once; a lower one waits for losses.
         """
@@ -100,13 +104,13 @@ class PathController:
         self._slow_path.set_planned(rate)
 
     def start_transfer(self, gain: float) -> None:
-        """Paces the path at `gain` times its limit: BBR remembers a rate from when the path was alone on its links.
+        """Paces the path at `pacing_gain` and `gain` times its limit, at least at `min_startup_rate`: BBR remembers a
+        rate from when the path was alone on its links. A path that is paced for its losses stays as it is.
 
         gain: see `startup_gain`; infinity starts without a pacing rate.
         """
         if gain == math.inf:
-            if self.state is PathState.STARTUP:
-                self._enter(PathState.FREE)
+            self._on(PathEvent.SHORT)
         elif self._on(PathEvent.TRANSFER):
             rate = self._config.pacing_gain * gain * self._limit
             self._pace(max(rate, self._config.min_startup_rate))
@@ -133,13 +137,18 @@ class PathController:
     def is_refresh_due(self, now: float) -> bool:
         """Returns whether BBR would stop the path before long; call it while data waits.
 
-        Nobody knows when a path stops that restarted before the first call, so its age counts from there.
+        The age of a path counts from its last restart, or from the first call.
         """
         if self._restarted_at is None:
             self._restarted_at = now
         return now - self._restarted_at >= self._refresh_age
 
     def _judge(self, sample: Interval) -> None:
+        """Sets the pacing rate by a sample's losses.
+
+        Many losses pace a free path at its limit or its delivery rate, whichever is more, and lower the rate of another
+        one, but not below its limit (each times `pacing_gain`). Without them the rate rises, until the path is free.
+        """
         gain = self._config.pacing_gain
         if sample.loss > self._config.max_loss:
             self._on(PathEvent.LOSS)

@@ -1,4 +1,16 @@
-"""Applies path control to a node's connections: sets their pacing limits and restarts their congestion control."""
+"""Applies path control to a node's connections: sets their pacing limits and restarts their congestion control.
+
+Congestion control restarts, and searches for the path's rate as on a new connection, when
+
+- a transfer starts on a path to a far child to which no chunk flowed of late (`PathControllers.start_transfer`);
+- a path to a far child is slow (`SlowPathDetector.observe`);
+- a busy path to a far child has not restarted for some seconds, with BBR (`PathController.is_refresh_due`);
+- a connection is idle, every few seconds, with BBR (`PathControllers.restart_idle`);
+- a probe without a rate starts (`ProbeSender.start`).
+
+Only BBR restarts. A connection that is below its window for a moment (`Connection.can_restart`) does not, except for a
+probe.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +35,9 @@ class PathControllers:
     """The controllers of the paths to a node's far children; near ones lose nothing for long."""
 
     def __init__(self, peers: Connections, *, probes_rtt: bool = True, config: PathControlConfig = _DEFAULTS) -> None:
-        """probes_rtt: far connections may use BBR, which stops a connection whose least round trip is ten seconds old
-        and measures it again."""
+        """probes_rtt: far connections may use BBR, which stops a connection whose least round trip is ten seconds old,
+        to measure it again.
+        """
         self._peers = peers
         self._config = config
         self.probes_rtt = probes_rtt
@@ -47,10 +60,10 @@ class PathControllers:
             self._paths[name].set_planned(rate / MBIT, limits.get(name, rate) / MBIT)
 
     def start_transfer(self, quiet: Collection[str], now: float, nbytes: int) -> None:
-        """Paces and restarts the paths to far children to which no chunk flowed of late.
+        """Paces and restarts the paths to those of these peers that are children. nbytes: of the transfer.
 
         BBR remembers an idle path as slow, from small messages; and its least round trip is out of date, so it would
-        stop somewhere in the transfer to measure it again. nbytes: of the transfer.
+        stop in the middle of the transfer to measure it again.
         """
         seconds = nbytes / self._transfer_rate if self._transfer_rate else math.inf
         gain = startup_gain(seconds, self._config.queue_seconds) if self._transfer_rate else 1.0
@@ -64,8 +77,8 @@ class PathControllers:
     def restart_idle(self, now: float) -> None:
         """Restarts idle connections every few seconds.
 
-        BBR does not believe the round trip of a lone small message. So the least round trip of an idle connection
-        expires for good, and the next two messages in flight stop it with a window of four packets.
+        BBR ignores the round trip of a lone small message. So the least round trip of an idle connection expires, and
+        the next two messages in flight stop it with a window of four packets.
         """
         if not self.probes_rtt:
             return
@@ -79,8 +92,10 @@ class PathControllers:
                 stream.restart()
 
     def observe(self, samples: Mapping[Connection, TcpSample], now: float, probed: Collection[str]) -> None:
-        """Takes the samples of active connections. probed: peers that get padding, which has limits and losses of its
-        own."""
+        """Takes the samples of active connections; restarts paths that are slow or due.
+
+        probed: peers that get padding, which has limits and losses of its own.
+        """
         changes: dict[str, list[_Change]] = {}
         for stream, sample in samples.items():
             before, at = self._last.get(stream, (sample, now))
@@ -100,11 +115,13 @@ class PathControllers:
         self._set_limits(probed)
 
     def _is_refresh_due(self, name: str, now: float) -> bool:
+        """Returns whether a busy path is due for a restart, and all its connections can restart."""
         if not self.probes_rtt or not all(stream.can_restart for stream in self._peers.streams(name)):
             return False
         return self._paths[name].is_refresh_due(now)
 
     def _restart(self, name: str, now: float) -> None:
+        """Restarts those connections of a path that can."""
         ready = [stream for stream in self._peers.streams(name) if stream.can_restart]
         for stream in ready:
             stream.restart()
@@ -112,8 +129,10 @@ class PathControllers:
             self._paths[name].restarted(now)
 
     def _set_limits(self, probed: Collection[str]) -> None:
-        """Sets the limits of all paths but the probed ones. The connections that carry a path's data share its limit:
-        one that found its rate leaves the others nearly unused."""
+        """Sets the limits of all paths but the probed ones.
+
+        The connections that carry a path's data share its limit: one at its full rate leaves the others nearly unused.
+        """
         limits = {name: path.pacing_rate for name, path in self._paths.items() if path.pacing_rate}
         for name in sorted((limits.keys() | self.paced).difference(probed)):
             for stream in self._peers.streams(name):
@@ -122,8 +141,9 @@ class PathControllers:
 
 
 def _interval(changes: Sequence[_Change]) -> Interval | None:
-    """Returns what the connections of a path did together; None if data did not wait all the time, or the last samples
-    are old."""
+    """Returns what the connections of a path did together; None if on none data waited at both ends of the interval, or
+    the last samples are old.
+    """
     seconds = max((seconds for seconds, _, _ in changes), default=0.0)
     if seconds > _MAX_INTERVAL or not any(before.backlog and after.backlog for _, before, after in changes):
         return None

@@ -19,7 +19,7 @@ _DEFAULTS = EstimatorConfig()
 
 @dataclass(slots=True)
 class Flow:
-    """What all connections to one peer did in an interval. Bytes, and numbers of connections.
+    """The counts of all connections to one peer in an interval. Bytes, and numbers of connections.
 
     backlogged: connections with data to send at one end of the interval at least. saturated: of these, those that the
     network alone limited. is_paced: one sent about as much as its pacing limit lets it.
@@ -77,7 +77,7 @@ class PathEstimates:
 
     @property
     def min_seconds(self) -> float:
-        """For how long a rate must last to count."""
+        """The seconds for which a rate must last to count."""
         return lasting(self.rtt)
 
     def learn_rtt(self, rtt: float) -> None:
@@ -93,9 +93,11 @@ class PathEstimates:
         return now - self._clock.started_at >= self._ramp
 
     def observe(self, flow: Flow, seconds: float, now: float, *, conclusive: bool) -> float | None:
-        """Takes an interval; returns the rate sent if it lasted.
+        """Takes an interval; returns the rate sent if the network limited it and it lasted.
 
-        conclusive: False if others may have limited the rate: they use the same link, or it was padding.
+        conclusive: False if other flows may have limited the rate: they use the same link, or it was padding. Nor is an
+        interval conclusive in which the flow reached its pacing limit, or had not run for long enough to find its rate.
+        Losses count once the network has limited the path for as long.
         """
         self.sending = flow.delivered / seconds
         if max(flow.delivered, flow.received) >= self._config.min_transfer_rate * seconds:
@@ -128,7 +130,7 @@ class PathEstimates:
         return self._detector.detect(self.sent.value, planned * self._planned_share)
 
     def degrade(self, degradation: Degradation) -> None:
-        """Replaces the best rate: the path has changed."""
+        """Replaces the best rate by the degraded one."""
         self.degraded_to = (self.degraded_to or 1.0) * degradation.share
         self._planned_share *= degradation.share
         self._degraded_rate = degradation.rate
@@ -161,8 +163,10 @@ class PathEstimates:
 def observe_received(
     best: WindowedMax, received: int, seconds: float, min_seconds: float, config: EstimatorConfig = _DEFAULTS
 ) -> None:
-    """Takes received bytes, which only raise the maximum: the sender alone knows what limited it. Small messages are no
-    transfer, but a hole in the sequence does not end one."""
+    """Takes received bytes, which only raise the maximum: the sender alone knows what limited it.
+
+    Small messages are no transfer, but a hole in the sequence does not end one.
+    """
     if received >= config.min_transfer_rate * seconds:
         best.add(received, seconds, min_seconds=min_seconds, conclusive=False)
     else:

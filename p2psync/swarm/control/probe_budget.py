@@ -7,8 +7,7 @@ from collections import deque
 from p2psync.swarm.control.config import ProbeConfig
 from p2psync.swarm.control.estimators import LASTING, lasting
 
-#: Bytes from which on a probe has begun.
-_STARTED_BYTES = 32 << 10
+_DEFAULTS = ProbeConfig()
 
 
 class ProbeBudget:
@@ -20,7 +19,11 @@ class ProbeBudget:
         self._filled_at: float | None = None
 
     def available(self, rate: float, now: float, *, is_measured: bool) -> int:
-        """Returns the bytes that may be spent now. rate: bytes a second of the link, if is_measured, else at least."""
+        """Returns the bytes that may be spent now. rate: bytes a second of the link, if is_measured, else at least.
+
+        The bucket starts with `initial_bytes`, and keeps of them what the link carries in `initial_seconds` once that
+        is measured. It refills with `link_share` of the rate, up to what comes in `budget_window`.
+        """
         config = self._config
         refill = config.link_share * (rate if is_measured else max(rate, config.assumed_rate))
         most = refill * config.budget_window
@@ -37,19 +40,23 @@ class ProbeBudget:
 
 
 class ConvergenceDetector:
-    """Notices when a flow has found its rate: the last interval gave about as much as the one before."""
+    """Notices when a flow has found its rate: the last interval gave about as much as the one before.
 
-    def __init__(self, rtt: float) -> None:
+    Each interval is as long as a rate must last (`lasting`). Beyond `LOW_RTT`, startup gets its time first.
+    """
+
+    def __init__(self, rtt: float, config: ProbeConfig = _DEFAULTS) -> None:
         """rtt: of the farthest peer (seconds)."""
+        self._config = config
         self._interval = lasting(rtt)
-        # Startup doubles the rate with each round trip; ten of them come from one packet to a thousand.
-        self._least = 0.8 + 10 * rtt if self._interval >= LASTING else 0.0
+        startup_seconds = config.converged_seconds + config.converged_round_trips * rtt
+        self._least = startup_seconds if self._interval >= LASTING else 0.0
         self._seen: deque[tuple[float, int]] = deque()
         self._started_at: float | None = None
 
     def has_converged(self, total: int, now: float) -> bool:
         """Takes the bytes that moved so far, counted from anywhere; returns whether the rate has converged."""
-        if self._seen and self._started_at is None and total - self._seen[0][1] >= _STARTED_BYTES:
+        if self._seen and self._started_at is None and total - self._seen[0][1] >= self._config.started_bytes:
             self._started_at = now
         self._seen.append((now, total))
         while len(self._seen) > 2 and self._seen[1][0] <= now - 2 * self._interval:
@@ -59,4 +66,4 @@ class ConvergenceDetector:
         middle = min(self._seen, key=lambda seen: abs(seen[0] - (now - self._interval)))
         earlier = (middle[1] - self._seen[0][1]) / max(1e-9, middle[0] - self._seen[0][0])
         later = (total - middle[1]) / max(1e-9, now - middle[0])
-        return earlier > 0 and 0.85 * earlier < later < 1.1 * earlier
+        return earlier > 0 and self._config.converged_least * earlier < later < self._config.converged_most * earlier

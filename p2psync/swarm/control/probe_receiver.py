@@ -16,7 +16,7 @@ from p2psync.swarm.control.probe_targets import ProbeTargets
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe under way. task: what it measures; None: a peer measures its uplink. targets: whom it was asked of.
+    """The current probe. task: what it measures; None: a peer measures its uplink. targets: peers asked for padding.
 
     open: targets that have not ended it. until: when it ends at the latest. received: bytes of padding.
     """
@@ -43,7 +43,7 @@ class ProbeReceiver:
         rng: random.Random,
         actions: list[ProbeAction],
     ) -> None:
-        """actions: receives what is to be done."""
+        """actions: takes the actions for the driver."""
         self._config = config
         self._estimates = estimates
         self._targets = targets
@@ -57,14 +57,16 @@ class ProbeReceiver:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a probe is under way."""
+        """Whether a probe runs."""
         return self._probe is not None
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def invited(self, name: str, token: int, now: float) -> None:
-        """A peer that measures its uplink offers padding. It is declined while this node's paths are not measured:
-        whoever invites serves nobody, and may be the one whom this node has to probe."""
+        """Takes the invitation of a peer that measures its uplink: accepts it, keeps it while another probe runs, or
+        declines it while this node's paths are not measured. An inviting peer cannot serve this node's probe at the
+        same time.
+        """
         if self._invitation_bytes(now) < self._config.min_bytes or not self._schedule.are_paths_measured(now):
             self.decline(name, token)
         elif self._probe is None:
@@ -77,7 +79,7 @@ class ProbeReceiver:
         self._actions.append(SendMessage(name, ProbeEnd(token, 0)))
 
     def padding(self, name: str, size: int) -> None:
-        """Padding came. A peer that sends more than was asked of it is disconnected."""
+        """Counts received padding; disconnects a peer that sends more than this node requested."""
         peer = self._targets.peers[name]
         peer.owed -= size
         self._budget.spend(size)
@@ -87,7 +89,7 @@ class ProbeReceiver:
             self._probe.received += size
 
     def ended(self, name: str, end: ProbeEnd, now: float) -> bool:
-        """A peer ends or declines a probe, or takes back its invitation. Returns whether it was about one of these."""
+        """Handles the end or refusal of a probe or invitation. Returns whether this node receives that probe."""
         if self._probe is not None and end.token == self._probe.token:
             self._target_ended(self._probe, name, now, is_declined=end.sent == 0)
             return True
@@ -97,7 +99,7 @@ class ProbeReceiver:
         return False
 
     def peer_down(self, name: str, now: float) -> None:
-        """A peer is gone."""
+        """Removes a disconnected peer."""
         self._invitations.pop(name, None)
         if self._probe is not None:
             self._target_ended(self._probe, name, now, is_declined=False)
@@ -114,7 +116,7 @@ class ProbeReceiver:
                 self._schedule.postpone(task, now, self._config.retry_seconds)
 
     def poll(self, now: float) -> None:
-        """Does what is due."""
+        """Ends the current probe, and starts the next one, if due."""
         probe = self._probe
         if probe is not None:
             # An invited node does not know whether the inviter's rate has converged: the inviter ends that probe.
@@ -132,9 +134,12 @@ class ProbeReceiver:
     # ---- requesting ------------------------------------------------------------------------------------------------
 
     def _request_due(self, now: float) -> None:
+        """Requests the probe that is due: the path from a region, or the downlink once the paths are measured; the one
+        with the fewest attempts first. Else the path from a parent.
+        """
         schedule, downlink = self._schedule, self._schedule.downlink
         due = [(task, region) for region, task in schedule.regions.items() if task.due <= now]
-        # Plans need paths first: a downlink is measured once they are, and again once they are confirmed.
+        # Plans need paths first: the downlink's first probe waits until they are measured, the next until confirmed.
         if (
             downlink is not None
             and downlink.due <= now
@@ -165,7 +170,9 @@ class ProbeReceiver:
             self._request(schedule.parents[name], [name], now, rate)
 
     def _request(self, task: ProbeTask, names: list[str], now: float, rate: float = 0.0) -> None:
-        """rate: bytes a second at most, 0: no limit."""
+        """Requests a probe of these peers, or postpones it if the budget forbids it. rate: bytes a second at most; 0:
+        no limit.
+        """
         available = self._available(now)
         if task is self._schedule.downlink:
             available = int(available * self._config.own_link_share)
@@ -215,6 +222,7 @@ class ProbeReceiver:
                 self._finish(probe, now)
 
     def _finish(self, probe: _Probe, now: float) -> None:
+        """Ends a probe. It succeeds if no peer declined it and enough padding came."""
         for name in sorted(probe.open):
             self._actions.append(SendMessage(name, ProbeRequest(probe.token, 0, 0.0)))
         self._probe = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from p2psync.swarm.control.config import ProbeConfig
-from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.estimators import LOW_RTT
 from p2psync.swarm.control.node_estimates import NodeEstimates
 
 
@@ -15,8 +15,8 @@ from p2psync.swarm.control.node_estimates import NodeEstimates
 class ProbeTask:
     """One thing to measure. Seconds, and bytes a second.
 
-    due: when. attempts: probes since the last one that succeeded. is_measured: whether one ever succeeded.
-    is_confirmed: whether another one gave no more. best_rate: what was known after the last success.
+    due: when. attempts: probes since the last success. is_measured: a probe succeeded. is_confirmed: a later one gave
+    no more, see `ProbeSchedule.finished`. best_rate: the figure after the last success.
 
     last_target: the peer probed last, where a probe has one target. shown: targets whose probes succeeded.
     busy_at: when each peer last declined. is_limit: of a downlink, whether it, and not the senders, limited a probe.
@@ -49,7 +49,7 @@ class ProbeSchedule:
         self._rng = rng
 
     def start(self, now: float) -> None:
-        """The node has a peer."""
+        """Schedules the node's own links once it has a peer."""
         if self.downlink is None:
             self.downlink = self.new_task(now + self._config.settle_seconds)
             self.uplink = self.new_task(now + self._config.settle_seconds)
@@ -59,7 +59,7 @@ class ProbeSchedule:
         return ProbeTask(due + self._config.jitter_seconds * self._rng.random())
 
     def planned(self, rates: Mapping[str, float], now: float) -> None:
-        """There is a new plan. rates: bytes a second from each parent."""
+        """Takes a new plan; schedules the paths from new parents. rates: bytes a second from each parent."""
         self._planned = rates
         due = now + self._config.settle_seconds
         self.parents = {name: self.parents.get(name) or self.new_task(due) for name in sorted(rates)}
@@ -88,19 +88,32 @@ class ProbeSchedule:
         return self.are_paths_measured(now) and all(task is not None and task.is_measured for task in links)
 
     def due_parents(self, now: float) -> list[str]:
-        """Returns the far parents whose probes are due and that never sent nearly what the plan has them send."""
+        """Returns the parents beyond `LOW_RTT` whose probes are due and that never sent `carried_share` of their
+        planned rates.
+        """
         return [name for name, task in self.parents.items() if task.due <= now and self._is_below_plan(name)]
 
     def _is_below_plan(self, name: str) -> bool:
         path = self._estimates.paths.get(name)
         planned = self._config.carried_share * self.planned_rates[name]
-        return path is not None and path.rtt > NEAR and path.received.value < planned
+        return path is not None and path.rtt > LOW_RTT and path.received.value < planned
 
     def finished(self, task: ProbeTask, now: float, best_rate: float, *, hidden: bool = False) -> None:
-        """A probe succeeded. best_rate: bytes a second that are known now of what it measures.
+        """Takes a probe that succeeded: it measures a figure, or confirms it.
 
-        hidden: whether narrow uplinks may have hidden more. A figure is measured again soon, until another probe, with
-        as many peers as one should have, gives hardly more: the first may have met other traffic.
+        best_rate: bytes a second of that figure now, a rate that lasted (`WindowedMax`). hidden: the senders' uplinks
+        may have limited the probe.
+
+        When a probe is believed:
+
+        - It ends once its rate has converged (`ConvergenceDetector.has_converged`), or its time is over.
+        - It succeeds if no peer declined it and `min_bytes` came (`ProbeReceiver._finish`); a probe of an uplink if the
+          estimate includes it (`ProbeServer._is_seen`). Otherwise another one follows after `retry_seconds`.
+        - The first success measures the figure. Others follow after `confirm_seconds`, since it may have met other
+          traffic, until one confirms it: it gives at most `confirmed_factor` times as much, with as many peers as a
+          probe should have, and no uplink hides more. Then the next follows after `refresh_seconds`.
+        - A node reports measured figures; its downlink only once that is confirmed, and limited the probe itself
+          (`Prober.down_sure`).
         """
         config = self._config
         no_more = best_rate <= config.confirmed_factor * task.best_rate
@@ -113,7 +126,7 @@ class ProbeSchedule:
         task.busy_at.clear()
 
     def skip(self, task: ProbeTask, now: float) -> None:
-        """Enough is known without a probe for now."""
+        """Counts a figure as measured without a probe, for now."""
         task.is_measured = True
         self.postpone(task, now, self._config.confirm_seconds)
 

@@ -6,14 +6,11 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from p2psync.protocol.messages import ProbePadding, encode_control
-from p2psync.swarm.control.config import PADDING_BYTES
+from p2psync.swarm.control.config import FILL_BYTES, FILL_SECONDS, PADDING_BYTES
 from p2psync.swarm.control.connections import Connections, Scheduler, TimerHandle
 
 #: Bytes of a frame of padding.
 FRAME_BYTES = len(encode_control(ProbePadding(memoryview(bytes(PADDING_BYTES)))))
-#: Seconds between two fills of the connections, and the bytes that wait in user space after one.
-_FILL_SECONDS = 0.005
-_FILL_BYTES = 192 << 10
 
 
 @dataclass(slots=True)
@@ -46,7 +43,7 @@ class ProbeSender:
         return self._flows.keys()
 
     @property
-    def held(self) -> Collection[str]:
+    def paced(self) -> Collection[str]:
         """Peers that get padding at a requested rate."""
         return [peer for peer, flow in self._flows.items() if flow.rate]
 
@@ -55,14 +52,14 @@ class ProbeSender:
         self.stop(peer)
         self._flows[peer] = _Flow(size, until, rate)
         if not rate:
-            # The probe measures the path, not what little went over it last.
+            # The probe measures the path, not the low rate of the last small messages.
             for stream in self._peers.streams(peer)[: self._width]:
                 stream.restart()
         if self._timer is None:
             self._timer = self._loop.call_later(0, self._fill_all)
 
     def stop(self, peer: str) -> None:
-        """Stops the padding for a peer; what the connections took already is still sent."""
+        """Stops the padding for a peer; its connections still send the padding that they have taken."""
         flow = self._flows.pop(peer, None)
         if flow is not None:
             for stream in self._peers.streams(peer):
@@ -83,14 +80,14 @@ class ProbeSender:
             if not self._fill(peer, flow) or now >= flow.until:
                 self.stop(peer)
         if self._flows and self._timer is None:
-            self._timer = self._loop.call_later(_FILL_SECONDS, self._fill_all)
+            self._timer = self._loop.call_later(FILL_SECONDS, self._fill_all)
 
     def _fill(self, peer: str, flow: _Flow) -> bool:
-        """Returns whether there is more to send."""
+        """Fills a peer's connections with padding; returns whether there is more to send."""
         streams = self._peers.streams(peer)[: self._width]
         for stream in streams:
             stream.set_pacing_limit(flow.rate / len(streams))
-            while stream.backlog < _FILL_BYTES and flow.left >= FRAME_BYTES:
+            while stream.backlog < FILL_BYTES and flow.left >= FRAME_BYTES:
                 stream.send_padding()
                 flow.left -= FRAME_BYTES
                 flow.sent += FRAME_BYTES

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import ProbeEnd, ProbeInvite, ProbeRequest
 from p2psync.swarm.control.config import ProbeConfig
-from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.estimators import LOW_RTT
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_actions import ProbeAction, SendMessage, StartPadding, StopPadding
 from p2psync.swarm.control.probe_budget import ConvergenceDetector, ProbeBudget
@@ -17,7 +17,7 @@ from p2psync.swarm.control.probe_targets import ProbeTargets
 
 @dataclass(slots=True)
 class _Probe:
-    """The probe under way. task: the uplink's, None if a peer requested it. until: when it ends at the latest.
+    """The current probe. task: the uplink's, None if a peer requested it. until: when it ends at the latest.
 
     invited: peers that have not answered. granted: bytes for each peer. seconds, rate: as requested.
 
@@ -52,7 +52,7 @@ class ProbeServer:
         rng: random.Random,
         actions: list[ProbeAction],
     ) -> None:
-        """actions: receives what is to be done."""
+        """actions: takes the actions for the driver."""
         self._config = config
         self._estimates = estimates
         self._targets = targets
@@ -64,13 +64,13 @@ class ProbeServer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a probe is under way."""
+        """Whether a probe runs."""
         return self._probe is not None
 
     # ---- inputs ----------------------------------------------------------------------------------------------------
 
     def requested(self, name: str, request: ProbeRequest, now: float, *, may_start: bool) -> None:
-        """A peer requests padding, or no more of it. may_start: whether links are free for probes."""
+        """Handles a peer's request for padding, or for its end. may_start: whether links are free for probes."""
         if request.size == 0:
             self._stop_requested(name, request.token, now)
             return
@@ -93,7 +93,7 @@ class ProbeServer:
             self._start(probe, now)
 
     def declined(self, name: str, token: int, now: float) -> None:
-        """A peer declines an invitation: the probe needs all of them at one time."""
+        """Ends a probe whose invitation a peer declines: it needs all of them at one time."""
         probe = self._probe
         if probe is not None and probe.token == token and name in probe.invited:
             if probe.task is not None:
@@ -102,20 +102,20 @@ class ProbeServer:
             self._cancel(probe, now)
 
     def padding_ended(self, name: str, sent: int, now: float) -> None:
-        """The padding for a peer has ended, for whatever reason, after so many bytes."""
+        """Tells a peer that its padding has ended, after so many bytes."""
         if self._probe is not None and name in self._probe.granted:
             self._actions.append(SendMessage(name, ProbeEnd(self._probe.token, sent)))
             self._peer_done(self._probe, name, sent, now)
 
     def peer_down(self, name: str, now: float) -> None:
-        """A peer is gone."""
+        """Removes a disconnected peer."""
         if self._probe is not None:
             self.declined(name, self._probe.token, now)
         if self._probe is not None:
             self._peer_done(self._probe, name, 0, now)
 
     def stop(self, now: float) -> None:
-        """Ends the probe under way without a result: links are needed for chunks."""
+        """Ends the current probe without a result: chunks need the links."""
         probe = self._probe
         if probe is None:
             return
@@ -128,7 +128,7 @@ class ProbeServer:
             self._cancel(probe, now)
 
     def poll(self, now: float) -> None:
-        """Does what is due."""
+        """Ends the current probe, and invites to the next one, if due."""
         if self._probe is not None:
             self._watch(self._probe, now)
         if self._probe is None:
@@ -136,8 +136,8 @@ class ProbeServer:
 
     # ---- serving ---------------------------------------------------------------------------------------------------
 
-    def _grant(self, wished: int, name: str, now: float, *, is_own: bool) -> int:
-        """Returns the bytes that a peer may have, 0: none now. is_own: it accepts this node's invitation."""
+    def _grant(self, requested: int, name: str, now: float, *, is_own: bool) -> int:
+        """Returns the bytes of padding for a peer; 0: none now. is_own: it accepts this node's invitation."""
         peer = self._targets.peers[name]
         if is_own and self._probe is not None:
             available = self._probe.pool
@@ -147,11 +147,11 @@ class ProbeServer:
                 available = int(available * self._config.own_link_share)
         else:
             return 0
-        size = min(wished, available, self._config.max_bytes)
-        return size if size >= min(wished, self._config.min_bytes) else 0
+        size = min(requested, available, self._config.max_bytes)
+        return size if size >= min(requested, self._config.min_bytes) else 0
 
     def _start(self, probe: _Probe, now: float) -> None:
-        """All peers have answered."""
+        """Starts the padding, once all peers have answered."""
         probe.is_started = True
         probe.started_at = now
         probe.until = now + probe.seconds
@@ -162,12 +162,12 @@ class ProbeServer:
             self._actions.append(StartPadding(name, size, probe.until, rate))
 
     def _path_limit(self, name: str, probe: _Probe) -> float:
-        """Returns the bytes a second for one of several far paths over which the own uplink is measured, 0: no limit.
+        """Returns the bytes a second for one of several paths over which the own uplink is measured; 0: no limit.
 
-        What a path gets beyond its own rate is lost behind the uplink, and takes the other paths' part of it.
+        Padding beyond a path's own rate is lost behind the uplink, and takes the other paths' part of it.
         """
         path = self._estimates.paths.get(name)
-        if not probe.pool or len(probe.granted) == 1 or path is None or path.rtt <= NEAR:
+        if not probe.pool or len(probe.granted) == 1 or path is None or path.rtt <= LOW_RTT:
             return 0.0
         return self._config.uplink_path_gain * path.sent.value
 
@@ -212,6 +212,7 @@ class ProbeServer:
             self._finish(probe, now)
 
     def _finish(self, probe: _Probe, now: float) -> None:
+        """Ends a probe. One of the uplink succeeds if the estimate includes it."""
         self._probe = None
         if probe.task is None:
             return
@@ -229,6 +230,7 @@ class ProbeServer:
     # ---- the own uplink --------------------------------------------------------------------------------------------
 
     def _invite_due(self, now: float) -> None:
+        """Invites peers to a probe of the uplink if it is due and the paths are measured."""
         task = self._schedule.uplink
         if task is None or task.due > now or not self._schedule.are_paths_measured(now):
             return

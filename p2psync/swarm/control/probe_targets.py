@@ -8,7 +8,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 from p2psync.swarm.control.config import ProbeConfig
-from p2psync.swarm.control.estimators import NEAR
+from p2psync.swarm.control.estimators import LOW_RTT
 from p2psync.swarm.control.node_estimates import NodeEstimates
 from p2psync.swarm.control.probe_budget import ConvergenceDetector
 from p2psync.swarm.control.probe_schedule import ProbeTask
@@ -47,11 +47,11 @@ class ProbeTargets:
     # ---- regions ---------------------------------------------------------------------------------------------------
 
     def region_of(self, name: str) -> str:
-        """Returns a peer's region; a far peer that announced none is a region of its own."""
+        """Returns a peer's region; a peer beyond `LOW_RTT` that announced none is a region of its own."""
         region = self.peers[name].region
         if region:
             return region
-        return self.region if self.rtt(name) <= NEAR else f"?{name}"
+        return self.region if self.rtt(name) <= LOW_RTT else f"?{name}"
 
     def other_regions(self) -> set[str]:
         """Returns the regions of all peers but this node's own."""
@@ -90,22 +90,22 @@ class ProbeTargets:
     def for_own_link(self, task: ProbeTask, count: int, *, downlink: bool = False) -> list[str]:
         """Returns up to `count` peers with which to probe one of this node's own links, one fewer after some attempts.
 
-        Near peers come first, then one of each other region, those that did not decline lately, and those that sent or
-        got most; for a downlink those with the widest uplinks.
+        Peers of this region come first, then one of each other region, those that did not decline lately, and those
+        that sent or got most; for a downlink those with the widest uplinks.
         """
 
         def order(name: str) -> tuple[bool, float, float, float, float]:
-            is_far, busy_at = self.region_of(name) != self.region, task.busy_at.get(name, -_NEVER)
+            is_other, busy_at = self.region_of(name) != self.region, task.busy_at.get(name, -_NEVER)
             uplink = -self.peers[name].uplink if downlink else 0.0
-            return is_far, busy_at, uplink, -self._rate_of(name), self._rng.random()
+            return is_other, busy_at, uplink, -self._rate_of(name), self._rng.random()
 
         ordered = sorted(self.peers, key=order)
-        near = [name for name in ordered if self.region_of(name) == self.region]
-        # Peers of one far region share the path to it.
+        in_region = [name for name in ordered if self.region_of(name) == self.region]
+        # Peers of one other region share the path to it.
         firsts = {self.region_of(name): name for name in reversed(ordered)}
         ordered.sort(key=lambda name: firsts[self.region_of(name)] != name)
         fewer = task.attempts // self._config.attempts_per_peer
-        return (near if len(near) > 1 else ordered)[: max(1, count - fewer)]
+        return (in_region if len(in_region) > 1 else ordered)[: max(1, count - fewer)]
 
     # ---- what uplinks tell -----------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class ProbeTargets:
 
     def convergence(self, names: Iterable[str]) -> ConvergenceDetector:
         """Returns a detector that notices when the rate of a probe with these peers is steady."""
-        return ConvergenceDetector(self._farthest(names))
+        return ConvergenceDetector(self._farthest(names), self._config)
 
     def _farthest(self, names: Iterable[str]) -> float:
         return max((self.rtt(name) for name in names), default=0.0)

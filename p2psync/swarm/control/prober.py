@@ -2,19 +2,23 @@
 
 A probe is a request: the peer sends padding for some seconds at most, and the requester ends it as soon as the rate has
 converged. The path estimates of both see the padding as they see any transfer; the prober only decides that it flows. A
-node requests one probe at a time and serves one at a time. It measures, in this order:
+node requests one probe at a time (`ProbeReceiver._request_due`), and serves one or invites to one at a time
+(`ProbeServer._invite_due`). It measures, in this order:
 
-- the *path* from each other region, through one peer. All nodes order the nodes of a region alike; the first probes at
-  once, the next ones later, so that they do not share the path. A narrow uplink hides a wider path, so each probe takes
-  another peer, those with wider announced uplinks first.
-- its *downlink*, through several peers at one time, near ones first.
-- its *uplink*: it invites several peers, and starts once all of them have requested padding. A busy peer lets an
-  invitation wait for a while, before its own probes.
-- the path from a *parent* that never carried about what the plan has it carry, at a little above that rate, so that the
-  plan learns of it, and the connection finds its rate, before the first chunk.
+- the *path* from each other region, through one peer (`ProbeTargets.next_in_region`). All nodes order the nodes of a
+  region alike; the first probes at once, each next one `rank_seconds` later, so that they do not share the path. A
+  narrow uplink hides a wider path, so each probe takes another peer, those with wider announced uplinks first.
+- its *downlink*, through several peers at one time, those of its region first (`ProbeTargets.for_own_link`), once all
+  paths are measured and `settle_seconds` have passed.
+- its *uplink*, likewise: it invites several peers, and starts once all of them have requested padding. A busy peer lets
+  an invitation wait for a while, before its own probes.
+- the path from a *parent* beyond `LOW_RTT` that never carried about what the plan has it carry, at a little above that
+  rate, once all the above are measured (`ProbeSchedule.due_parents`): so the plan learns of it, and the connection
+  finds its rate, before the first chunk.
 
-While chunks flow nobody probes, and the publisher suppresses probes shortly before it publishes. Each direction has a
-budget, whoever asks.
+`ProbeSchedule.finished` says when a probe is believed, and when the next one follows. Each direction has a budget,
+whoever asks (`ProbeBudget.available`); a probe of a node's own link takes `own_link_share` of what is left. While
+chunks flow nobody probes, and the publisher suppresses probes shortly before it publishes (`Prober.suppress`).
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ class Prober:
         parts = (config, estimates, self._targets, self.schedule, rng, self._actions)
         self._receiver = ProbeReceiver(*parts)
         self._server = ProbeServer(*parts)
-        #: Whether chunks flow, or a version is about to come.
+        #: Whether chunks flow, or will in a moment.
         self._is_suppressed = False
         self._suppressed_until = _NEVER
         self._children: frozenset[str] = frozenset()
@@ -65,12 +69,12 @@ class Prober:
 
     @property
     def busy(self) -> bool:
-        """Whether padding flows, or is about to."""
+        """Whether padding flows or a probe waits for its start."""
         return self._receiver.is_busy or self._server.is_busy
 
     @property
     def pending(self) -> bool:
-        """Whether there are actions to be done."""
+        """Whether there are actions for the driver."""
         return bool(self._actions)
 
     @property
@@ -86,7 +90,7 @@ class Prober:
         self._targets.same_region = [name for name in same_region if name != self._node]
 
     def planned(self, rates: Mapping[str, float], children: Iterable[str], now: float) -> None:
-        """There is a new plan. rates: bytes a second that it has each parent send to this node."""
+        """Takes a new plan. rates: bytes a second that each parent sends to this node."""
         self.schedule.planned(rates, now)
         self._children = frozenset(children)
 
@@ -105,20 +109,20 @@ class Prober:
         self._stop(now)
 
     def peer_up(self, name: str, region: str, now: float) -> None:
-        """A peer is connected; to be said once."""
+        """Adds a connected peer; call it once."""
         self._targets.peers[name] = ProbeTarget(region)
         self.schedule.start(now)
         if self._announced_uplink:
             self._actions.append(SendMessage(name, UplinkRate(self._announced_uplink)))
 
     def peer_down(self, name: str, now: float) -> None:
-        """A peer is gone."""
+        """Removes a disconnected peer."""
         self._targets.peers.pop(name, None)
         self._receiver.peer_down(name, now)
         self._server.peer_down(name, now)
 
     def again(self, name: str, now: float) -> None:
-        """The number of connections to a peer changed: its path is measured again."""
+        """Schedules the path to a peer again, since its number of connections changed."""
         peer = self._targets.peers.get(name)
         if peer is None or not peer.was_asked:
             return
@@ -153,13 +157,13 @@ class Prober:
                 pass
 
     def padding_ended(self, name: str, sent: int, now: float) -> None:
-        """The padding for a peer has ended, for whatever reason, after so many bytes."""
+        """Takes the end of the padding for a peer, after so many bytes."""
         self._server.padding_ended(name, sent, now)
 
     # ---- time and output -------------------------------------------------------------------------------------------
 
     def poll(self, transferring: bool, now: float) -> None:
-        """Does what is due. transferring: whether chunks flow, or did a moment ago."""
+        """Starts and ends probes that are due. transferring: whether chunks flow, or did a moment ago."""
         self._is_suppressed = transferring or now < self._suppressed_until
         if self._is_suppressed:
             self._stop(now)
@@ -170,7 +174,7 @@ class Prober:
         self._announce_uplink()
 
     def actions(self) -> list[ProbeAction]:
-        """Returns what is to be done now, in order, and forgets it."""
+        """Returns the actions for the driver, in order, and clears them."""
         done = list(self._actions)
         self._actions.clear()
         return done
@@ -180,7 +184,7 @@ class Prober:
         self._server.stop(now)
 
     def _update_regions(self, now: float) -> None:
-        """Makes a task for each region of a peer, due later the later this node's turn is."""
+        """Makes a task for each other region of a peer, due `rank_seconds` later for each node before this one."""
         regions, tasks = self._targets.other_regions(), self.schedule.regions
         for region in [region for region in tasks if region not in regions]:
             del tasks[region]

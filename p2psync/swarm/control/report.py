@@ -1,8 +1,8 @@
-"""Reports a node's estimates to the hub: the most useful paths, rounded, and only when figures really change. Sans-I/O.
+"""Reports a node's estimates to the hub: the most useful paths, rounded, and only after real changes. Sans-I/O.
 
 A plan gains most from paths that it uses already, then from measured ones into other regions, then from other measured
-ones, those used of late first. Peers to which no connection could be opened fill the rest of a report, those of the
-plan and the latest failures first.
+ones, those used of late first. Peers that this node failed to dial fill the rest of a report, those of the plan and the
+latest failures first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def most_paths(members: int) -> int:
 
 
 class Reporter:
-    """Makes the reports of one node."""
+    """Builds the reports of one node."""
 
     def __init__(self, estimates: NodeEstimates, max_paths: int = MAX_PATHS) -> None:
         self._estimates = estimates
@@ -32,12 +32,12 @@ class Reporter:
         self._planned: frozenset[str] = frozenset()
         #: Connected peers in other regions.
         self._remote: set[str] = set()
-        #: Peers to which no connection could be opened; the last ones are reported first.
+        #: Peers that this node failed to dial; the last ones are reported first.
         self._failed: dict[str, None] = {}
         self._reported = NodeStatistics()
 
     def set_members(self, names: Collection[str]) -> None:
-        """Takes the names of all members; forgets what failed of others."""
+        """Takes the names of all members; forgets the failures of others."""
         self.max_paths = most_paths(len(names))
         self._failed = {peer: None for peer in self._failed if peer in names}
 
@@ -51,12 +51,12 @@ class Reporter:
         (self._remote.add if is_remote else self._remote.discard)(peer)
 
     def failed(self, peer: str) -> None:
-        """No connection to a peer could be opened."""
+        """Notes a failed dial of a peer."""
         self._failed.setdefault(peer)
         self._report_failures_of_plan()
 
     def opened(self, peer: str) -> None:
-        """A connection to a peer was opened."""
+        """Notes an open connection to a peer."""
         if peer in self._failed:
             del self._failed[peer]
             self._estimates.round_trip(peer, 0.0)
@@ -87,6 +87,8 @@ class Reporter:
 def _most_useful(
     paths: Mapping[str, PathEstimates], count: int, planned: Collection[str], remote: Collection[str]
 ) -> list[str]:
+    """Returns the peers of the most useful paths: in the plan, then measured, then of other regions, then used late."""
+
     def rank(peer: str) -> tuple[bool, bool, bool, float, str]:
         path = paths[peer]
         is_measured = path.sent.value > 0 or path.received.value > 0

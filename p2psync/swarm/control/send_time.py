@@ -1,4 +1,4 @@
-"""Estimates how long a connection takes to send more bytes, from its congestion window and what waits before them."""
+"""Estimates how long a connection takes to send more bytes, from its congestion window and the bytes before them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class SendTime:
         self.rate = 0.0
         self._largest, self._at = 0.0, 0.0
 
-    def seconds(self, size: int, waits: int, window: float, held_to: float, now: float) -> float:
+    def seconds(self, size: int, waits: int, window: float, pacing_limit: float, now: float) -> float:
         """Returns the seconds until `size` more bytes will have been sent.
 
-        waits: bytes before them. window: bytes/s that the congestion window allows now. held_to: the pacing limit
+        waits: bytes before them. window: bytes/s that the congestion window allows now. pacing_limit: the pacing limit
         (bytes/s); 0: none.
         """
-        limit = held_to or math.inf
+        limit = pacing_limit or math.inf
         self.rate = min(window, limit)
         self._largest = max(window, self._largest * 0.5 ** ((now - self._at) / WINDOW_HALF_LIFE))
         self._at = now

@@ -1,10 +1,10 @@
-"""Detects a path whose congestion control believes in far less than the plan, and should restart. Sans-I/O.
+"""Detects a path whose congestion control uses far less than its planned rate, and should restart. Sans-I/O.
 
-Theory of operation. BBR keeps the bandwidth that it saw last. After a pause that is what a few small messages made of
-it, or the rate beside other flows; from there it grows by a quarter in eight round trips. A path of 100 ms that starts
-at a fifth of its planned rate takes six seconds to reach it. After a restart BBR doubles its rate in each round trip.
-So a path restarts that always has data to send, loses little, delivers far less than expected and does not grow. Where
-restarts do not help, the plan is wrong, and the path is left to TCP until the next plan.
+Theory of operation. BBR keeps the bandwidth that it measured last: after a pause that of a few small messages, or the
+rate beside other flows. From there it grows by a quarter in eight round trips. A path of 100 ms that starts at a fifth
+of its planned rate takes six seconds to reach it. After a restart BBR doubles its rate in each round trip. So a path
+restarts that always has data to send, loses little, delivers far less than expected and does not grow. If restarts do
+not help, the plan is wrong, and the path is left to TCP until the next plan.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ class SlowPathDetector:
         self._last_rate = math.inf
 
     def observe(self, interval: Interval, pacing_rate: float) -> bool:
-        """Returns whether the path should restart. pacing_rate: its limit (bytes/s); 0: none."""
+        """Returns whether the path should restart. pacing_rate: its limit (bytes/s); 0: none.
+
+        It should after `slow_samples` slow samples in a row, no sooner than `grace_seconds` after the last restart, and
+        unless the last restarts did not help.
+        """
         self._sample.add(interval)
         if self._sample.seconds < self._config.sample_seconds:
             return False

@@ -28,7 +28,7 @@ class StreamCount:
 
     @staticmethod
     def to_close(wanted: int, streams: Sequence[_Stream]) -> list[_Stream]:
-        """Returns the connections beyond the number that are idle; what is not idle yet stays."""
+        """Returns the idle connections beyond the number; busy ones stay."""
         return [stream for stream in streams[_bounded(wanted) :] if stream.idle(CLOSE_IDLE_SECONDS)]
 
 

@@ -21,17 +21,17 @@ class StreamManager:
         self._policy = policy
         self._adapts = adapts
         self._on_count = on_count
-        #: What peers requested of this node, and it of them; the numbers at the last large change.
+        #: Numbers that peers requested of this node, and it of them; the numbers at the last large change.
         self._requested: dict[str, int] = {}
         self._sent: dict[str, int] = {}
         self._counts: dict[str, int] = {}
 
     def request(self, name: str, count: int) -> None:
-        """A peer requests a number of connections, which this node dials."""
+        """Takes a peer's request for a number of connections, if this node dialled them."""
         self._requested[name] = count
 
     def forget(self, name: str) -> None:
-        """A peer is gone."""
+        """Forgets a disconnected peer."""
         self._policy.forget(name)
         for table in (self._requested, self._sent, self._counts):
             table.pop(name, None)
@@ -64,6 +64,7 @@ class StreamManager:
         self._policy.observe(name, len(self._peers.streams(name)), path, seconds, now)
 
     def _move_towards(self, name: str, count: int, wanted: int) -> None:
+        """Opens or closes dialled connections, to the larger of this node's and the peer's number; else requests it."""
         if self._peers.dialled(name):
             self._peers.set_streams(name, max(wanted, self._requested.get(name, 1)))
         elif self._sent.get(name, count) != wanted:

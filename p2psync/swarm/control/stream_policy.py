@@ -2,9 +2,9 @@
 
 A congestion control that takes each loss for a full queue gets about 1.22 · MSS / (RTT · √loss) on one connection
 (Mathis et al., 1997), whatever the path could carry. BBR does not, and keeps its first number of connections. Without
-it a far peer gets as many as its planned rate needs, before anything is sent: with fewer the path would pass for a
-degraded one. A saturated path with losses gets more in a trial, which is kept if the rate rises by a tenth, and
-repeated after growing pauses if not.
+it a peer beyond `LOW_RTT` gets as many as its planned rate needs, before anything is sent: with fewer the path would
+pass for a degraded one. A saturated path with losses gets more in a trial, which is kept if the rate rises by a tenth,
+and repeated after growing pauses if not.
 """
 
 from __future__ import annotations
@@ -14,19 +14,23 @@ from dataclasses import dataclass, field
 
 from p2psync.protocol.messages import MAX_STREAMS
 from p2psync.swarm.control.config import StreamPolicyConfig
-from p2psync.swarm.control.estimators import NEAR, WindowedMax
+from p2psync.swarm.control.estimators import LOW_RTT, WindowedMax
 from p2psync.swarm.control.path_estimates import PathEstimates
 
-#: Congestion controls that keep their rate where packets are lost now and then.
+#: Congestion controls that keep their rate despite occasional losses.
 TOLERANT = frozenset({"bbr", "bbr2", "bbr3"})
 _DEFAULTS = StreamPolicyConfig()
-_MSS = 1448
+#: Bytes of a full segment over IPv4 with timestamps; the constant of Mathis et al. (1997).
+_MSS, _MATHIS = 1448, 1.22
 
 
 @dataclass(slots=True)
 class _Peer:
-    """least: connections that the plan needs. wanted: the number that is watched. before: the number and rate that a
-    trial is compared with; None outside of trials."""
+    """The number of connections to one peer.
+
+    least: connections that the plan needs. wanted: the current number. before: the number and rate before a trial; None
+    outside of trials.
+    """
 
     least: int
     wanted: int
@@ -38,7 +42,7 @@ class _Peer:
 
 
 class StreamPolicy:
-    """The numbers that one node wants, by peer."""
+    """The numbers of connections that one node wants, by peer."""
 
     def __init__(self, congestion: str, first: int = 2, config: StreamPolicyConfig = _DEFAULTS) -> None:
         """first: connections to a peer until measurements say otherwise."""
@@ -53,12 +57,14 @@ class StreamPolicy:
         return peer.wanted if peer is not None else self._first
 
     def expect(self, name: str, path: PathEstimates, rate: float) -> None:
-        """Takes the planned rate to a peer (bytes/s)."""
-        if self.is_tolerant or path.rtt <= NEAR:
+        """Takes the planned rate to a peer (bytes/s); 0: none. Raises the number to what that rate needs; lowers it
+        while the path is idle.
+        """
+        if self.is_tolerant or path.rtt <= LOW_RTT:
             return
-        # Flows that fill a queue lose the more, the more there are.
+        # More flows that fill a queue lose more, so the measured loss has a bound.
         loss = min(self._config.assumed_loss, path.loss) if path.losses.is_known else self._config.assumed_loss
-        needed = _needed(rate, path.rtt, loss) if rate else self._config.unplanned
+        needed = self._needed(rate, path.rtt, loss) if rate else self._config.unplanned
         least = max(self._first, min(MAX_STREAMS, needed))
         peer = self._peer(name)
         is_idle = path.network_limited_since is None and peer.before is None
@@ -69,7 +75,7 @@ class StreamPolicy:
             peer.least = least
 
     def forget(self, name: str) -> None:
-        """A peer is gone."""
+        """Forgets a disconnected peer."""
         self._peers.pop(name, None)
 
     def observe(self, name: str, streams: int, path: PathEstimates, seconds: float, now: float) -> int:
@@ -80,7 +86,7 @@ class StreamPolicy:
         if path.network_limited_since is None or seconds <= 0:
             peer.best.restart()
             return peer.wanted
-        # While others are opened or closed, the rate is not that of the watched number.
+        # While connections open or close, the rate is not that of the wanted number.
         if streams == peer.wanted or (peer.before is None and streams > peer.wanted):
             peer.best.add(int(path.sending * seconds), seconds)
             peer.watched += seconds
@@ -92,6 +98,9 @@ class StreamPolicy:
         return self._peers.setdefault(name, _Peer(self._first, self._first, self._config.pause_seconds))
 
     def _judge(self, peer: _Peer, path: PathEstimates, now: float) -> None:
+        """Ends a trial, or changes the number: to what loss and rate explain if it is far more, to a trial of more if
+        the path loses bytes.
+        """
         rate, config = peer.best.value, self._config
         if peer.before is not None:
             count, old = peer.before
@@ -101,7 +110,7 @@ class StreamPolicy:
                 peer.paused_until, peer.pause = now + peer.pause, min(config.max_pause_seconds, 2 * peer.pause)
                 return
             peer.pause = config.pause_seconds
-        needed = max(self._first, _needed(rate, path.rtt, path.loss))
+        needed = max(self._first, self._needed(rate, path.rtt, path.loss))
         most = min(MAX_STREAMS, max(self._first, int(rate * path.rtt / (config.min_window * _MSS))))
         if min(needed * config.slack, most) < peer.wanted and peer.wanted > peer.least:
             self._watch(peer, max(peer.least, min(needed, most)), None)
@@ -114,10 +123,9 @@ class StreamPolicy:
         peer.wanted, peer.before = wanted, before
         peer.best, peer.watched = WindowedMax(), 0.0
 
-
-def _needed(rate: float, rtt: float, loss: float) -> int:
-    """Returns the connections that reach a rate (bytes/s) together, by loss (a share) and round trip (seconds)."""
-    if rtt <= 0 or loss <= 0:
-        return 1
-    each = 1.22 * _MSS / (rtt * math.sqrt(loss))
-    return max(1, math.ceil(1.3 * rate / each))
+    def _needed(self, rate: float, rtt: float, loss: float) -> int:
+        """Returns the connections that reach a rate (bytes/s) together, by loss (a share) and round trip (seconds)."""
+        if rtt <= 0 or loss <= 0:
+            return 1
+        each = _MATHIS * _MSS / (rtt * math.sqrt(loss))
+        return max(1, math.ceil(self._config.spare * rate / each))

@@ -5,7 +5,7 @@ fast as the uplink sends them: they wait in user space, where they can be cancel
 link, where they push each other out. The measured rate may be too low. So where chunks waited for the limit, and all
 that was handed out was delivered, the limit rises: much if some connection sees no queue, else a little. Once
 connections have a backlog, the uplink is full, and the limit returns to what the uplink delivered. It never falls below
-the measured rate, so queues that others fill slow nobody down.
+about the measured rate, so the queues of other traffic do not lower it.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class UplinkPacer:
 
     def _growth(self, changes: list[tuple[TcpSample, TcpSample]]) -> float:
         """Returns the factor by which the limit may rise, by the shortest queue that a busy connection sees."""
-        least = _ESTIMATES.min_transfer_rate / 4
+        least = self._config.busy_share * _ESTIMATES.min_transfer_rate
         delay = min(
             (after.queueing_delay for before, after in changes if after.sent - before.sent > least), default=0.0
         )

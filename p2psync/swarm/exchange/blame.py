@@ -2,7 +2,7 @@
 
 A peer that sends a wrong chunk lies, or does not know that its disk or memory is damaged. So its first ban lasts
 seconds. When the peer is back, this node reports the wrong chunk to it; an honest peer verifies its copy and stops
-offering it. Each further ban is `BAN_FACTOR` times as long: a liar gains next to nothing, and an honest peer that is
+offering it. Each further ban is `ban_factor` times as long: a liar gains next to nothing, and an honest peer that is
 the only source returns before a fetch fails.
 """
 
@@ -15,8 +15,6 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 MAX_BLAMED_PEERS = 1024
 #: Wrong chunks that a node remembers of a peer, and chunks that it verifies for one report.
 MAX_WRONG_CHUNKS = 4
-#: How many times as long as the last one each further ban is.
-BAN_FACTOR = 10.0
 
 
 class Blame:
@@ -43,7 +41,7 @@ class Blame:
         if (short, index) not in accusations:
             accusations.append((short, index))
             del accusations[:-MAX_WRONG_CHUNKS]
-        return min(self._config.ban, self._config.first_ban * BAN_FACTOR ** min(count, 8))
+        return min(self._config.ban, self._config.first_ban * self._config.ban_factor ** min(count, 8))
 
     def take_accusations(self, name: str) -> list[BadChunk]:
         """Returns the reports of wrong chunks for a peer that is back, once."""

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# ---- the estimate of the downlink (seconds) --------------------------------------------------------------------------
+
+#: Of a busy period before it gives an estimate. More is steadier, and gives none for short transfers.
+DOWNLINK_MIN_SECONDS = 1.0
+#: After which the estimator halves the period and its bytes. More is steadier, and follows changes later.
+DOWNLINK_MEMORY_SECONDS = 10.0
+#: From the last chunk to a request that continues the busy period: with a window of one chunk, no request is
+#: outstanding for a moment after each. More counts pauses as busy.
+DOWNLINK_MAX_GAP_SECONDS = 0.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeConfig:
@@ -13,20 +23,25 @@ class ExchangeConfig:
     window_least, window_most: bounds of the bytes that a peer may owe before this node requests more of it. More hides
     longer round trips, and leaves more in the queues of slow peers.
     horizon: seconds of a peer's rate that this node requests ahead, in addition to the round trip.
-    prior_rate: bytes/s assumed of a peer before its first chunk.
+    prior_rate, prior_round_trip: bytes/s and seconds assumed of a peer before its first chunk.
     rate_window: seconds over which a peer's rate counts, or four round trips; more is steadier, and notices a cut link
     later.
     poll_interval: seconds between checks of what peers owe.
     short_wait: the repair leaves chunks to a peer that should send all of them within so many seconds and a round trip.
-    silent_after: after so many seconds without a chunk from a peer, the repair may request its chunks of any other.
-    held_for: seconds after a peer announced a chunk, and none owes it, at which a free parent may be asked for it.
+    silent_after: after so many seconds without a chunk from a peer, or twice what its round trip and planned rate
+    explain, the repair may request its chunks of any other.
+    held_for: seconds after a peer announced a chunk, and none owes it, at which a free parent may be asked for it; at
+    most the push timeout.
     free_horizon: seconds of its planned rate, in addition to the round trip, that a free parent may owe.
-    idle_backlog: a peer that reports a shorter queue (seconds) may be asked for chunks that another peer owes.
-    others_after: seconds after which a node requests a chunk that another node of its region was to fetch.
-    request_timeout: seconds beyond the time that the peer's rate explains after which a request is cancelled. Each
-    timeout doubles it, up to `backoff_most` times.
+    idle_backlog: a peer that reports a longer queue (seconds) is not asked for chunks that a parent pushes, nor by the
+    repair.
+    others_after: seconds after its announcement at which a node requests a chunk that another node of its region was to
+    fetch; with pushes the push timeout is added.
+    request_timeout: seconds after which an owed chunk is cancelled if its peer has sent nothing; else twice the time of
+    the bytes before it is added. Each timeout doubles it, up to `backoff_most` times.
     push_first, push_least, push_most: the retransmission timeout of pushed chunks before the first sample, and its
-    bounds.
+    bounds. push_weight: of a new sample in its mean and deviation; more follows changes sooner, and lets one burst of
+    late chunks delay requests.
 
     Uploads.
     flush_limit: bytes in one peer's connections that the kernel has not taken yet; at least two chunks, or one for each
@@ -40,8 +55,9 @@ class ExchangeConfig:
 
     Publisher.
     window_first: bytes of a manifest that may be in flight without a window, so that a small one need not wait.
-    stalled_after: a tree whose first hops had no room for so many seconds does not hold the others back.
-    ahead: how much a tree may be ahead of its share of the chunks, as a part of it.
+    stalled_after: a tree whose children had no room for so many seconds does not hold the others back.
+    ahead: how much a tree may be ahead of its share of the chunks, as a part of it, unless its planned rate explains
+    more.
     announce_after: seconds without sending or hearing of a delivery after which a publisher announces its chunks.
     resend_after, resend_factor: the publisher sends a chunk down another tree if no peer announces it for so many
     seconds, and so many times the mean delivery time.
@@ -55,7 +71,8 @@ class ExchangeConfig:
     latency_most: the largest latency that sizes the window (seconds).
     path_gain, path_least: bounds of one path in the window, as a multiple of its share, and chunks at least. More
     leaves more to paths that are slower than planned.
-    straggler_share: the window does not wait for a receiver whose missing chunks fill so much of it. More waits longer.
+    straggler_share, straggler_least: the window does not wait for a receiver that alone would fill so large a share of
+    it, or that lacks so many windows if that is more. More waits longer.
     chunk_timeout: seconds after which a chunk leaves the window. More sends less into a path that delivers nothing.
     completion_part: the least time in which a tree completes a chunk, as a part of the mean. More leaves slow trees out
     sooner.
@@ -68,16 +85,18 @@ class ExchangeConfig:
 
     Trust.
     surplus_most: a node bans a peer that sent so many more useless bytes than useful ones.
-    ban: seconds of a ban; first_ban: for the first wrong chunk, see `blame`.
+    ban: seconds of a ban, at most. first_ban: for the first wrong chunk, see `blame`; ban_factor: how many times as
+    long each further one is. More costs a liar, and an honest peer with a damaged disk, more.
     recheck_after: seconds between two reports of one peer that make this node verify its chunks.
-    refetch_pause_first, refetch_pause_most: seconds before a node fetches a chunk again that the store lost twice or
-    more often.
+    refetch_pause_first, refetch_pause_most: seconds before a node fetches a chunk again that the store lost for the
+    second time, and at most; each further loss doubles them.
     """
 
     window_least: int = 256 << 10
     window_most: int = 16 << 20
     horizon: float = 0.5
     prior_rate: float = 500_000.0
+    prior_round_trip: float = 0.2
     rate_window: float = 1.0
     poll_interval: float = 0.05
     short_wait: float = 0.3
@@ -91,6 +110,7 @@ class ExchangeConfig:
     push_first: float = 1.5
     push_least: float = 1.0
     push_most: float = 30.0
+    push_weight: float = 1 / 16
 
     flush_limit: int = 128 << 10
     flush_most: int = 4 << 20
@@ -114,6 +134,7 @@ class ExchangeConfig:
     path_gain: float = 2.0
     path_least: float = 2.0
     straggler_share: float = 0.5
+    straggler_least: float = 1.5
     chunk_timeout: float = 10.0
     completion_part: float = 0.8
     delivery_interval: float = 0.5
@@ -126,6 +147,7 @@ class ExchangeConfig:
     surplus_most: int = 32 << 20
     ban: float = 600.0
     first_ban: float = 2.0
+    ban_factor: float = 10.0
     recheck_after: float = 5.0
-    refetch_pause_first: float = 0.25
+    refetch_pause_first: float = 1.0
     refetch_pause_most: float = 60.0

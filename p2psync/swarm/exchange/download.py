@@ -10,8 +10,6 @@ from p2psync.swarm.exchange.config import ExchangeConfig
 
 #: A chunk: the manifest's short id, and its index.
 ChunkKey = tuple[bytes, int]
-#: Seconds of a round trip before the first sample.
-_INITIAL_ROUND_TRIP = 0.2
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class Download:
         self.nbytes = 0
         self.announced = 0
         self.credit = 0
-        self.round_trip = _INITIAL_ROUND_TRIP
+        self.round_trip = config.prior_round_trip
         self._min_round_trip = math.inf
         self.snubbed = False
         self.timeout_factor = 1.0
@@ -138,7 +136,12 @@ class Download:
         return max(2 * chunk_bytes, min(config.window_most, max(config.window_least, flow)))
 
     def has_timed_out(self, chunk: OwedChunk, now: float) -> bool:
-        """Returns whether a chunk timed out: the peer has been silent for a timeout, or sends others instead."""
+        """Returns whether a chunk, requested or announced, timed out: the peer has been silent for a timeout, or sends
+        others instead.
+
+        The timeout is `request_timeout` times `timeout_factor`, from the request on. A peer that sends others gets
+        twice the time of the bytes before the chunk in addition.
+        """
         timeout = self._config.request_timeout * self.timeout_factor
         if now < chunk.at + timeout:
             return False

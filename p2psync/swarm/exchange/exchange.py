@@ -168,15 +168,15 @@ class Exchange:
         """Fetches a chunk again that the store does not hold after all (a full or damaged disk), and rejects it at all
         peers, so that none waits for it.
 
-        After each further loss of the same chunk the pause doubles: a disk that keeps no data must not load the network
-        for ever.
+        The first time at once; from the second loss of a chunk on after a pause, which doubles with each loss: a disk
+        that keeps no data must not load the network for ever.
         """
         short, config = id[:SHORT_ID_BYTES], self._config
         transfer = self._transfers.get(short)
         if transfer is None or not transfer.held[index]:
             return
         losses = transfer.losses.get(index, 0)
-        pause = config.refetch_pause_first * 2.0 ** min(losses + 1, 30) if losses else 0.0
+        pause = config.refetch_pause_first * 2.0 ** min(losses - 1, 30) if losses else 0.0
         pause = min(config.refetch_pause_most, pause)
         transfer.mark_lost(index, now + pause)
         for peer in self._peers.values():
@@ -235,7 +235,7 @@ class Exchange:
         """The connected peers."""
         return self._peers.values()
 
-    def peer_up(self, name: str, near: bool, now: float, *, publishes: bool = False) -> bool:
+    def peer_up(self, name: str, same_region: bool, now: float, *, publishes: bool = False) -> bool:
         """Adds a connected peer; returns False if it is banned and the shell must disconnect it. publishes: it is a
         publisher.
 
@@ -249,7 +249,7 @@ class Exchange:
         surplus = self.trust.peer_up(name)
         if name not in self._peers:
             download, upload = Download(self._config), Upload(self._config.unsolicited_bytes)
-            peer = Peer(name, near, publishes, download, upload, surplus=surplus)
+            peer = Peer(name, same_region, publishes, download, upload, surplus=surplus)
             self._peers[name] = peer
         for wrong in self.trust.blame.take_accusations(name):
             self._state.send(name, wrong)
@@ -350,6 +350,7 @@ class Exchange:
             self._publisher.subscribed(message.manifest, now)
 
     def _ban(self, name: str, reason: str, now: float, seconds: float | None = None) -> None:
+        """Bans a peer and removes it. seconds: None for `ExchangeConfig.ban`."""
         until = self.trust.ban(name, now, self._config.ban if seconds is None else seconds)
         self.peer_down(name, now)
         self._state.actions.append(Ban(name, reason, until))

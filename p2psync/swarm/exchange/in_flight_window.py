@@ -1,20 +1,21 @@
 """The publisher's in-flight window: how many chunks of a manifest may be in flight down the trees.
 
-The publisher sees the first hop of a tree only; a slow link further down shows in chunks that receivers lack. The
-window is what the trees carry in one latency (Little's law), times a gain as in BBR's congestion control (Cardwell et
-al., 2017), plus some chunks for each path so that no relay is idle:
+The publisher sees its own children only; a slow link further down shows in chunks that receivers lack. The window is
+what the trees carry in one latency (Little's law), times a gain as in BBR's congestion control (Cardwell et al., 2017),
+plus some chunks for each path so that no relay is idle:
 
     size = gain * rate * latency + per_path * paths
 
 - rate: chunks/s, the planned rate, or the highest delivery rate of the last intervals.
 - latency: mean seconds until a receiver holds a chunk; of each path the least sample, which met the shortest queues;
-  over the paths, halfway from the least to the mean.
+  over the paths, halfway from the least to the mean by planned rates; `latency_first` before the first sample.
 
-A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it. A straggler,
-which would fill half of the window alone, does not count as a receiver, so that it does not stop the others.
+A chunk counts as the share of the receivers that lack it, and leaves the window when all of them hold it, or after
+`chunk_timeout`. A straggler, which alone would fill half of the window (of two receivers three quarters), does not
+count as a receiver, so that it does not stop the others. Small manifests have no window (`PublisherSender._window`).
 
-Trees with the same first hops form a path. A path may fill a multiple of its share of the window, so that a path that
-delivers no chunk gets no more of them.
+Trees in which the publisher has the same children form a path. A path may fill a multiple of its share of the window,
+so that a path that delivers no chunk gets no more of them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ import numpy as np
 
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
+
+#: The weight of a new sample in a smoothed delivery time: RFC 6298 smooths round trips with it.
+SMOOTHING = 1 / 8
 
 
 @dataclass(slots=True)
@@ -47,7 +51,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Path:
-    """The trees that begin at the same first hops.
+    """The trees in which the publisher has the same children.
 
     share: of the plan's rate. in_flight: chunks, each as the share of the receivers that lack it. quickest: the
     delivered chunk with the least latency.
@@ -60,7 +64,7 @@ class _Path:
 
 @dataclass(slots=True)
 class _Tree:
-    """One tree of the plan. path: where it begins. rate: planned chunks/s. completion: smoothed seconds until all
+    """One tree of the plan. path: see `_Path`. rate: planned chunks/s. completion: smoothed seconds until all
     receivers hold a chunk; 0: not known."""
 
     path: _Path
@@ -90,13 +94,13 @@ class InFlightWindow:
         self._interval_began = self._updated_at = 0.0
         self.size = 0.0
 
-    def follow(self, rates: Sequence[float], first_hops: Sequence[Hashable]) -> None:
-        """Replaces the trees: chunks/s and first hops of each. Chunks in flight still count."""
+    def follow(self, rates: Sequence[float], children: Sequence[Hashable]) -> None:
+        """Replaces the trees: chunks/s and the publisher's children in each. Chunks in flight still count."""
         # The measured latency is the best estimate for paths without a sample.
         self._prior_latency = self._latency()
         self._rate = sum(rates)
         paths: dict[Hashable, _Path] = {}
-        self._trees = [_Tree(paths.setdefault(h, _Path()), rate) for rate, h in zip(rates, first_hops, strict=True)]
+        self._trees = [_Tree(paths.setdefault(c, _Path()), rate) for rate, c in zip(rates, children, strict=True)]
         self._paths = list(paths.values())
         for tree in self._trees:
             tree.path.share += tree.rate / (self._rate or 1.0)
@@ -127,7 +131,8 @@ class InFlightWindow:
     def slow_trees(self, trees: Sequence[int], chunks: int) -> frozenset[int]:
         """Returns those of these trees that would complete one chunk later than the others complete all `chunks`.
 
-        The publisher sends the last chunks down the other trees, which complete them sooner.
+        The publisher sends the last chunks down the other trees, which complete them sooner. The time of a tree counts
+        as `completion_part` of its mean, and its chunks in flight as what its rate sends in that time.
         """
         ranked = sorted((self._trees[tree].completion, tree) for tree in trees)
         if not ranked or not ranked[0][0]:
@@ -195,7 +200,7 @@ class InFlightWindow:
         """Returns the flags of the receivers that are no stragglers; counts the chunks delivered to them."""
         sent, config = np.fromiter(self._sent, np.intp, len(self._sent)), self._config
         # Each of two receivers may be a window behind the other at times.
-        most = self.size * max(1.5, config.straggler_share * len(holds)) + 1
+        most = self.size * max(config.straggler_least, config.straggler_share * len(holds)) + 1
         counts = {name: int(theirs[sent].sum()) for name, theirs in holds.items()}
         before, self._counts = self._counts, {name: n for name, n in counts.items() if len(sent) - n <= most} or counts
         new = sum(count - before.get(name, count) for name, count in self._counts.items())
@@ -210,9 +215,10 @@ class InFlightWindow:
         path = tree.path
         if path.quickest is None or chunk.latency < path.quickest.latency:
             path.quickest = chunk
-        tree.completion += (age - tree.completion) / (8 if tree.completion else 1)
+        tree.completion += (age - tree.completion) * (SMOOTHING if tree.completion else 1)
 
     def _resize(self) -> None:
+        """Sets the size: see the module's formula."""
         config = self._config
         self.size = config.window_gain * max(
             self._rate, *self._rates, 0.0

@@ -53,13 +53,13 @@ class PendingBitfields:
 class Peer:
     """One connected peer.
 
-    near: in this node's region. publisher: it publishes. download: what it owes this node; upload: what this node sends
-    to it. holds: flags of the chunks that it holds, by manifest; pending: the same of unknown manifests. surplus:
-    useless bytes that it sent, less the useful ones.
+    same_region: it is in this node's region. publisher: it publishes. download: what it owes this node; upload: what
+    this node sends to it. holds: flags of the chunks that it holds, by manifest; pending: the same of unknown
+    manifests. surplus: useless bytes that it sent, less the useful ones.
     """
 
     name: str
-    near: bool
+    same_region: bool
     publisher: bool
     download: Download
     upload: Upload

@@ -1,12 +1,13 @@
 """The publisher's sender: which chunk goes down which tree of the plan, and when.
 
-The publisher sends each chunk down one tree: of those whose first hops have room, the one that is furthest behind its
-share. A tree may be a little ahead of its share, so that a fast first hop does not take more than the links behind it
-carry; a tree whose first hops have had no room for a while does not hold the others back. An in-flight window
-(`in_flight_window`) limits the chunks in flight.
+The publisher sends each chunk down one tree: of those whose children have room, the one whose path is loaded least, and
+of equally loaded ones the one that is furthest behind its share. A tree may be a little ahead of its share, or as far
+as its planned rate explains, so that a fast child does not take more than the links behind it carry; a tree whose
+children have had no room for a while does not hold the others back. An in-flight window (`in_flight_window`) limits the
+chunks in flight.
 
 While it sends, the publisher does not announce its chunks: all peers would request them, and its uplink would carry
-them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its first hop
+them twice. Its peers' Haves confirm the chunks that it sent. If no peer confirms a chunk for a while, or its child
 disconnects, the publisher sends it down another tree. Once peers have confirmed all chunks, or transfers stall, the
 publisher announces its chunks to all peers.
 """
@@ -23,7 +24,7 @@ from p2psync.protocol.plan import NodePlan
 from p2psync.swarm.exchange.bitmap import Bits
 from p2psync.swarm.exchange.config import ExchangeConfig
 from p2psync.swarm.exchange.forwarding import Forwarding
-from p2psync.swarm.exchange.in_flight_window import InFlightWindow
+from p2psync.swarm.exchange.in_flight_window import SMOOTHING, InFlightWindow
 from p2psync.swarm.exchange.providers import BYTES_PER_MBIT
 from p2psync.swarm.exchange.state import SwarmState
 from p2psync.swarm.exchange.transfer import Transfer
@@ -39,7 +40,7 @@ class Publication:
 
     unsent: chunks to send, in order. sent_at: when a chunk was last sent; confirmed_at: when a peer last announced one.
     window: the chunks in flight. revision, sent: the plan, and how many chunks went down each of its trees.
-    planned_at: when the plan came. room_at: when the first hops of each tree last had room. unconfirmed: chunks that
+    planned_at: when the plan came. room_at: when the children in each tree last had room. unconfirmed: chunks that
     were sent and that no peer announces, with their tree and the time. delivery_seconds: smoothed time until a peer
     announces a chunk.
     """
@@ -55,18 +56,23 @@ class Publication:
     unconfirmed: dict[int, tuple[int, float]] = field(default_factory=dict)
     delivery_seconds: float = 0.0
 
-    def follow(self, plan: NodePlan, first_hops: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
-        """Follows a new plan, and counts the trees' shares from now on. first_hops: of each tree."""
+    def follow(self, plan: NodePlan, children: Sequence[Sequence[str]], chunk_bytes: int, now: float) -> None:
+        """Follows a new plan, and counts the trees' shares from now on. children: of this node in each tree."""
         trees = len(plan.shares)
         # A restarted hub may give the same revision to another plan.
         if (self.revision, len(self.sent)) != (plan.revision, trees):
             self.revision, self.sent, self.room_at = plan.revision, [0] * trees, [now] * trees
             self.planned_at = now
             rates = [place.rate * BYTES_PER_MBIT / chunk_bytes for place in plan.positions]
-            self.window.follow(rates, [tuple(hops) for hops in first_hops])
+            self.window.follow(rates, [tuple(names) for names in children])
 
     def next_tree(self, ready: Sequence[int], shares: Sequence[int], config: ExchangeConfig, now: float) -> int | None:
-        """Returns the tree for the next chunk, of those whose first hops have room (`ready`); None: wait."""
+        """Returns the tree for the next chunk, of those whose children have room (`ready`); None: wait.
+
+        A tree is left out if it has no room in the window, completes the last chunks too late
+        (`InFlightWindow.slow_trees`), or is ahead of its share and of its planned rate. Path loads within a tenth count
+        as equal.
+        """
         ready = [tree for tree in ready if self.window.has_room(tree)]
         for tree in ready:
             self.room_at[tree] = now
@@ -89,7 +95,7 @@ class Publication:
         for index in chunks:
             sent = self.unconfirmed.pop(index, None)
             if sent is not None:
-                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) / 8
+                self.delivery_seconds += (now - sent[1] - self.delivery_seconds) * SMOOTHING
 
 
 class PublisherSender:
@@ -140,9 +146,9 @@ class PublisherSender:
         self.send(now)
 
     def peer_down(self, name: str, now: float) -> None:
-        """Resends the unconfirmed chunks of a disconnected first hop down other trees."""
+        """Resends the unconfirmed chunks of a disconnected child down other trees."""
         for short, publication in self._publications.items():
-            trees = {tree for tree, hops in enumerate(self._state.trees.children) if name in hops}
+            trees = {tree for tree, names in enumerate(self._state.trees.children) if name in names}
             lost = [index for index, (tree, _) in publication.unconfirmed.items() if tree in trees]
             self._resend(short, publication, lost)
         self.send(now)
@@ -167,7 +173,7 @@ class PublisherSender:
     # ---- sending ---------------------------------------------------------------------------------------------------
 
     def send(self, now: float) -> None:
-        """Sends chunks while windows and first hops have room, manifest by manifest."""
+        """Sends chunks while windows and children have room, manifest by manifest."""
         plan = self._state.trees.plan
         for short, publication in self._publications.items():
             if plan is not None and publication.unsent:
@@ -181,13 +187,13 @@ class PublisherSender:
         if publication.window.is_full:
             return
         takers = self._takers(short)
-        hops = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
+        children = {tree: takers.intersection(names) for tree, names in enumerate(state.trees.children)}
         while publication.unsent:
             index = publication.unsent[0]
-            trees = [tree for tree in hops if hops[tree]]
+            trees = [tree for tree in children if children[tree]]
             # A resent chunk takes another tree, if there is one.
             others = [tree for tree in trees if tag_of(plan.revision, tree) != transfer.tags.get(index)]
-            ready = [tree for tree in others or trees if self._has_room(hops[tree], transfer)]
+            ready = [tree for tree in others or trees if self._has_room(children[tree], transfer)]
             tree = publication.next_tree(ready, plan.shares, state.config, now)
             if tree is None:
                 return
@@ -196,12 +202,12 @@ class PublisherSender:
             publication.sent[tree] += 1
             publication.sent_at = now
             publication.window.sent(index, tree, now)
-            given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(hops[tree])]
+            given = [self._uploads.push(name, transfer, short, index, now) for name in sorted(children[tree])]
             if any(given):
                 publication.unconfirmed[index] = (tree, now)
                 self.next_wake = min(self.next_wake, now + self._resend_after(publication))
-            # A first hop that has not subscribed yet accepts a bounded number of bytes.
-            hops[tree] = {name for name in hops[tree] if state.peers[name].upload.accepts_pushes(short)}
+            # A child that has not subscribed yet accepts a bounded number of bytes.
+            children[tree] = {name for name in children[tree] if state.peers[name].upload.accepts_pushes(short)}
 
     def _window(self, transfer: Transfer) -> InFlightWindow:
         """Returns the in-flight window of a manifest, unlimited for a small one."""
@@ -211,16 +217,16 @@ class PublisherSender:
     def _held(self, short: bytes, transfer: Transfer) -> dict[str, Bits]:
         """Returns the flags of the chunks that each receiver of a manifest holds, by name.
 
-        Only first hops count before their first announcement: nodes further down subscribe long before a chunk can
+        Only children count before their first announcement: nodes further down subscribe long before a chunk can
         reach them.
         """
         none = np.zeros(transfer.chunks, np.bool_)
-        hops = self._takers(short)
+        children = self._takers(short)
         peers = self._state.peers.values()
-        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in hops}
+        return {p.name: p.holds.get(short, none) for p in peers if short in p.holds or p.name in children}
 
-    def _has_room(self, hops: set[str], transfer: Transfer) -> bool:
-        return all(self._uploads.has_room(self._state.peers[name], transfer) for name in hops)
+    def _has_room(self, children: set[str], transfer: Transfer) -> bool:
+        return all(self._uploads.has_room(self._state.peers[name], transfer) for name in children)
 
     def _takers(self, short: bytes) -> set[str]:
         peers = self._state.peers
@@ -228,25 +234,26 @@ class PublisherSender:
         return {name for name in children if peers[name].upload.accepts_pushes(short)}
 
     def _resend_after(self, publication: Publication) -> float:
+        """Returns after how many seconds an unconfirmed chunk is overdue."""
         config = self._state.config
         return max(config.resend_after, config.resend_factor * publication.delivery_seconds)
 
     def _overdue(self, short: bytes, publication: Publication, now: float) -> list[int]:
-        """Returns unconfirmed chunks to resend, if other first hops can take them: a slow one needs no second copy."""
-        takers, children = self._takers(short), self._state.trees.children
-        hops = [takers.intersection(names) for names in children]
+        """Returns unconfirmed chunks to resend, if other children can take them: a slow one needs no second copy."""
+        takers = self._takers(short)
+        children = [takers.intersection(names) for names in self._state.trees.children]
         overdue = []
         for index, (tree, at) in publication.unconfirmed.items():
             if now - at >= self._resend_after(publication):
-                given = hops[tree] if tree < len(hops) else set()
-                if any(names and names != given for names in hops):
+                given = children[tree] if tree < len(children) else set()
+                if any(names and names != given for names in children):
                     overdue.append(index)
                 else:
                     publication.unconfirmed[index] = (tree, now)
         return overdue
 
     def _resend(self, short: bytes, publication: Publication, chunks: list[int]) -> None:
-        """Queues chunks before all others, and allows pushing them again to their first hops."""
+        """Queues chunks before all others, and allows pushing them again to their children."""
         for index in sorted(chunks, reverse=True):
             publication.unconfirmed.pop(index, None)
             publication.unsent.appendleft(index)
@@ -254,6 +261,7 @@ class PublisherSender:
             peer.upload.allow_repush(short, chunks)
 
     def _announce_if_over(self, short: bytes, publication: Publication, now: float) -> None:
+        """Announces the chunks to all peers if all of them are sent and confirmed, or none was for `announce_after`."""
         transfer, over = self._state.transfers[short], not publication.unsent and not publication.unconfirmed
         quiet = now - max(publication.sent_at, publication.confirmed_at) >= self._state.config.announce_after
         if transfer.unannounced and (over or quiet):

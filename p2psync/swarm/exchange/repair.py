@@ -1,11 +1,12 @@
 """The repair: requests chunks of a second peer if the first one would deliver them too late.
 
 The owed chunks of a peer take (bytes owed) / (rate), and at least as long as it has been silent. If that exceeds the
-time for all other chunks, the repair requests the peer's last chunks of another holder with an idle uplink, as long as
-that one delivers them sooner.
+time for all other chunks, and `short_wait` plus a round trip, the repair requests the peer's last chunks of another
+holder with an idle uplink, as long as that one delivers them sooner.
 
 Paths between regions share links, and the plan has filled these. So the other holder is a node of this region, or a
-free parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent.
+free parent (`Providers.is_free`), which keeps to its planned rate; any other peer only if the first one is silent. The
+repair also cancels chunks that timed out.
 """
 
 from __future__ import annotations
@@ -61,14 +62,16 @@ class Repair:
             self._providers.request(other, transfer, [index], now)
 
     def _is_late(self, peer: Peer, now: float) -> bool:
-        """Returns whether the chunks of a peer will arrive after all other chunks."""
+        """Returns whether the chunks of a peer will arrive after all other chunks, and not in a moment."""
         wait = peer.download.wait(now)
         if wait <= self._state.config.short_wait + peer.download.round_trip:
             return False
         return wait > self._providers.seconds_left(now, without=peer)
 
     def _is_silent(self, peer: Peer, now: float) -> bool:
-        """Returns whether a peer that owes chunks has sent none for longer than its planned rate and path explain."""
+        """Returns whether a peer that owes chunks has sent none for `silent_after`, and for twice a round trip and the
+        time of a chunk at its planned rate.
+        """
         config, download = self._state.config, peer.download
         first = next(iter(download.owed.values()))
         usual = first.size / (self._providers.planned_rate(peer) or config.prior_rate)
@@ -96,4 +99,4 @@ class Repair:
         wait = other.download.wait_for_another(size, now)
         if self._providers.is_free(other, short):
             return wait if self._providers.free_room(other, self._state.transfers[short]) > 0 else float("inf")
-        return wait if other.near or any_region else float("inf")
+        return wait if other.same_region or any_region else float("inf")

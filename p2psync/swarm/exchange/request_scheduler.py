@@ -1,8 +1,18 @@
 """The request scheduler: decides which chunks that no peer owes a node requests, and of which peer.
 
-It fills a window for each peer, rarest chunks first: at once if no parent pushes the manifest's chunks. Otherwise a
-chunk waits for its push until some peer has held it for longer than pushes take (`PushTimeout`). Of a free parent
-(`Providers.is_free`), which has pushed its own part, the scheduler requests chunks of other parents sooner.
+It fills a window for each peer, rarest chunks first (`pick`): at once if no parent pushes the manifest's chunks.
+Otherwise a chunk waits until its push is overdue. Of a free parent (`Providers.is_free`), which has pushed its own
+part, the scheduler requests chunks of other parents sooner.
+
+A missing chunk is late in three ways:
+
+- Its push is *overdue* if no peer owes the chunk, and a peer announced it a timeout ago (`PushTimeout.seconds`), or its
+  parent in its tree is not connected. The scheduler requests it (`RequestScheduler._overdue`).
+- The peer that owes it is *late* if it needs longer for all its chunks than the other peers for all others. The repair
+  requests its last chunks of a second peer, too (`Repair._is_late`).
+- It has *timed out* if the peer that owes it has sent nothing for `request_timeout`, or other chunks instead. The
+repair
+  cancels it and snubs the peer (`Download.has_timed_out`); the scheduler requests it again.
 """
 
 from __future__ import annotations
@@ -101,15 +111,16 @@ class RequestScheduler:
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def fill_all(self, now: float) -> None:
-        """Requests all chunks that may be requested now, of near peers first, and of publishers last.
+        """Requests all chunks that may be requested now, of peers of this region first, and of publishers last.
 
-        A chunk should not cross a long link, or the publisher's uplink, if a near peer has it.
+        A chunk should not cross a link between regions, or the publisher's uplink, if a peer of this region has it.
+        Snubbed peers come after all others; among equals the peer with the shortest wait comes first.
         """
         if not any(self._may_request(transfer, now) for transfer in self._state.transfers.values()):
             return
 
         def order(peer: Peer) -> tuple[bool, bool, bool, float, str]:
-            return peer.download.snubbed, peer.publisher, not peer.near, peer.download.wait(now), peer.name
+            return peer.download.snubbed, peer.publisher, not peer.same_region, peer.download.wait(now), peer.name
 
         for peer in sorted(self._state.peers.values(), key=order):
             self.fill(peer, now)
@@ -133,7 +144,12 @@ class RequestScheduler:
             self._poll_soon(now)
 
     def _candidates(self, peer: Peer, transfer: Transfer, short: bytes, now: float) -> Bits | None:
-        """Returns flags of the chunks that this node may request of a peer; None: none."""
+        """Returns flags of the chunks that this node may request of a peer; None: none.
+
+        Without pushes: all that no peer owes. With them, of a peer whose uplink is idle: a free parent's chunks after
+        `held_for`; of a peer of another region nothing while some parent is free; else overdue chunks. Of a peer of
+        another region: this node's own part first.
+        """
         candidates: Bits = transfer.open
         if transfer.pushed:
             if peer.download.backlog(now) > self._state.config.idle_backlog:
@@ -141,11 +157,11 @@ class RequestScheduler:
                 return None
             if self._providers.is_free(peer, short):
                 return candidates & (transfer.available_since <= now - self._held_for)
-            if not peer.near and self._providers.free_parents(short):
+            if not peer.same_region and self._providers.free_parents(short):
                 # Paths between regions share links, and the plan gave a part of them to the free parents.
                 return None
             candidates = self._overdue(transfer, now)
-        return candidates if peer.near or not candidates.any() else self._own_part(candidates, transfer, now)
+        return candidates if peer.same_region or not candidates.any() else self._own_part(candidates, transfer, now)
 
     @property
     def _held_for(self) -> float:
@@ -153,6 +169,7 @@ class RequestScheduler:
         return min(self._state.config.held_for, self._timeout.seconds)
 
     def _may_request(self, transfer: Transfer, now: float) -> bool:
+        """Returns whether a chunk of a manifest may be requested of some peer."""
         if transfer.complete:
             return False
         lacks_parents = not self._state.trees.parents <= self._state.peers.keys()
@@ -177,7 +194,9 @@ class RequestScheduler:
         """Returns flags of the candidates that this node fetches from other regions: its own part first, and then the
         chunks that another node of the region should have fetched by now.
         """
-        others = [peer.name for peer in self._state.peers.values() if peer.near and self._is_fetching(peer, transfer)]
+        others = [
+            peer.name for peer in self._state.peers.values() if peer.same_region and self._is_fetching(peer, transfer)
+        ]
         rank = sum(name < self._state.node for name in others)
         after = self._state.config.others_after + (self._timeout.seconds if transfer.pushed else 0.0)
         if others:

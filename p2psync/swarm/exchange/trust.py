@@ -1,8 +1,11 @@
 """Trust in peers: bans, wrong chunks, useless bytes.
 
-A node verifies each chunk against the signed manifest before it stores, announces or forwards it. It bans a peer that
-sends a wrong chunk (`blame`): no other node can have changed that chunk. It also bans a peer whose unrequested bytes
-exceed its useful ones by far.
+A node verifies each chunk against the signed manifest before it stores, announces or forwards it. It bans a peer
+
+- for a wrong chunk, in growing steps up to `ban` seconds (`Blame.record_wrong_chunk`): no other node can have changed
+  that chunk;
+- for more than `surplus_most` useless bytes beyond the useful ones, for `ban` seconds (`Trust.add_useless_bytes`);
+- for a manifest without a trusted signature, for `ban` seconds (`ManifestGossiper.rejected`).
 """
 
 from __future__ import annotations

@@ -136,6 +136,9 @@ class UploadScheduler:
         return max(config.flush_limit, 2 * transfer.mean_chunk_bytes, for_each)
 
     def _send_next(self, peer: Peer, now: float) -> None:
+        """Sends a peer's next chunk: of the requested ones the first that this node sent the fewest times, else the
+        oldest push.
+        """
         upload, transfers = peer.upload, self._state.transfers
         if upload.requested:
             # Most often one of them was never sent.

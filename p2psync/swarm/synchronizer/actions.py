@@ -1,4 +1,4 @@
-"""What a follower asks its shell to do."""
+"""The actions that a follower has its shell carry out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p2psync.swarm.exchange.actions import Recheck
 
 @dataclass(frozen=True, slots=True)
 class GetManifest:
-    """Get a manifest by its id in hex (inline: its bytes are at hand), check it; answer `manifest` or `no_manifest`."""
+    """Get a manifest by its id in hex (inline: its bytes, if known), verify it; answer `manifest` or `no_manifest`."""
 
     id: str
     inline: bytes | None
@@ -30,7 +30,7 @@ class Adopt:
 class OpenStage:
     """Open a stage along this path; answer `opened` or `failed`.
 
-    attempt: numbers the attempts, so that an answer to an attempt that was given up is known as such.
+    attempt: the number of the attempt, so that the follower ignores answers to an earlier one.
     """
 
     attempt: int
@@ -47,7 +47,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class StopFetch:
-    """Fetch no more of this manifest; what is held of it is still offered."""
+    """Stop fetching this manifest; still offer its held chunks."""
 
     id: bytes
 
@@ -76,14 +76,14 @@ class AbandonStage:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """No lineage needs this manifest any more: stop exchanging it and remove its pack."""
+    """Stop exchanging this manifest and remove its pack: no lineage needs it any more."""
 
     id: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class RefuseRun:
-    """Tell people that what the hub offers is not followed, and why."""
+    """Tell people that the follower refuses the hub's run, and why."""
 
     refusal: RunRefusal
 
@@ -96,7 +96,7 @@ class ChangedRun:
     before: str
 
 
-#: What the engine is asked to do, and answers.
+#: Actions of the engine, which it answers.
 EngineAction: TypeAlias = Adopt | OpenStage | StageChunk | CommitStage
 FollowerAction: TypeAlias = (
     GetManifest

@@ -43,9 +43,10 @@ class SyncAttempt:
         return next((i for i, missing in enumerate(self._missing) if missing), None)
 
     def open(self, wanted: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> list[tuple[Fetch, int]]:
-        """Takes what the stage wants, per step, and what the store holds of it.
+        """Takes the chunks that the stage wants, per step, and those of them that the store holds.
 
-        Returns for each step what to fetch, and its payload bytes at hand: what the stage does not want counts as held.
+        Returns for each step the chunks to fetch, and the payload bytes that need no fetch: unwanted chunks count as
+        held.
         """
         self._missing = [set(chunks) for chunks in wanted]
         self._saved = [set(chunks) & missing for chunks, missing in zip(held, self._missing, strict=True)]
@@ -61,7 +62,7 @@ class SyncAttempt:
         return [] if step is None else self._stage(step, sorted(self._saved[step]))
 
     def save(self, id: bytes, chunk: int) -> tuple[int, list[StageChunk]]:
-        """A chunk is in the store. Returns how many bytes are at hand now that were not, and what to stage."""
+        """Adds a chunk of the store. Returns its bytes if it is new there, and the chunks to stage."""
         for i, step in enumerate(self.steps):
             if step.id == id and chunk in self._missing[i]:
                 size = 0 if chunk in self._saved[i] else step.manifest.sizes[chunk]
@@ -70,20 +71,20 @@ class SyncAttempt:
         return 0, []
 
     def staged(self, step: int, chunk: int) -> bool:
-        """A chunk is in the stage; returns whether its step is complete."""
+        """Adds a chunk of the stage; returns whether its step is complete."""
         self._staging.discard((step, chunk))
         self._missing[step].discard(chunk)
         self._saved[step].discard(chunk)
         return not self._missing[step]
 
     def damaged(self, step: int, chunk: int) -> int:
-        """A chunk is in the store no more; returns its size (bytes)."""
+        """Removes a chunk that the store lost; returns its size (bytes)."""
         self._staging.discard((step, chunk))
         self._saved[step].discard(chunk)
         return self.steps[step].manifest.sizes[chunk]
 
     def check(self, run: str, live: Position | None) -> None:
-        """Checks that the manifests are those announced in a run, lead into each other, and forward from what is live.
+        """Checks that the manifests are those announced in a run, follow each other, and lead on from the live version.
 
         Raises `ReplayError`, `BaseMismatchError`.
         """

@@ -1,12 +1,11 @@
 """How an actor gets from the version it runs to the newest one. Sans-I/O.
 
 `states` holds the states of an attempt and their transitions. A failure anywhere leads back to IDLE and a pause. The
-whole path is resolved and checked before the engine is touched.
+follower resolves and checks the whole path before it calls the engine.
 
-`p2psync.membership.runs` says which run is followed. Within it a target must be later than what is live, by (epoch,
-version): nothing that was rightly signed in the past, and nothing of an epoch that was fenced off, leads back. What the
-hub offers and is refused stays out of use, and people are told once. A version of another run that has the digest of
-what is live is the same bits: it is adopted, not fetched.
+`p2psync.membership.runs` decides which run the follower follows. Within it the follower never moves to an earlier
+(epoch, version), even a validly signed one. It does not use a view of a run that it refuses, and tells people once. It
+adopts a version of another run that has the live digest, since the bits are the same, and does not fetch it.
 
 A follower stays on the path that it has begun unless another one needs clearly fewer bytes (`path_chooser`).
 """
@@ -80,7 +79,7 @@ class Follower:
     # ---- versions --------------------------------------------------------------------------------------------------
 
     def viewed(self, view: View, now: float) -> None:
-        """The hub's view changed. One of a run or epoch that is not to be followed is not used."""
+        """Takes the hub's new view, unless its run or epoch is refused."""
         if not view.run:
             return
         if (reason := self._run.why_not(view)) is not None:
@@ -151,7 +150,7 @@ class Follower:
         return self._attempt is not None and action.attempt == self._attempt.number
 
     def adopted(self, action: Adopt, position: Position | None, now: float) -> None:
-        """The engine answers `Adopt`; None: its weights are something else."""
+        """Handles the answer to `Adopt`; None: the engine's weights are others."""
         if self._answered(action, SyncState.ADOPT) is not None:
             self.local_digest = ""
             self._end(SyncEvent.ADOPTED)
@@ -237,7 +236,7 @@ class Follower:
         return self._backoff.retry_at if self.state is SyncState.IDLE and self._target() is not None else float("inf")
 
     def actions(self) -> list[FollowerAction]:
-        """Returns what is to be done now, in order, and empties the list."""
+        """Returns the actions for the driver, in order, and clears them."""
         done, self._actions = self._actions, []
         return done
 
@@ -318,6 +317,7 @@ class Follower:
             self._actions.append(OpenStage(attempt.number, tuple(attempt.steps)))
 
     def _stage_saved(self, attempt: SyncAttempt) -> None:
+        """Stages the saved chunks of the current step; commits once all are staged and the hub announced the path."""
         if attempt.step is not None:
             self._actions += attempt.stage_saved()
         elif self._versions.has_announced(attempt.path):
@@ -345,7 +345,7 @@ class Follower:
     # ---- positions -------------------------------------------------------------------------------------------------
 
     def _target(self) -> Announcement | None:
-        """Returns the newest version, if it is later than what is live."""
+        """Returns the newest version, if it is later than the live one by (epoch, version), or of another run."""
         newest, live = self._versions.newest, self.position
         if newest is None or self._versions.view is None:
             return None
@@ -354,18 +354,18 @@ class Follower:
         return newest if (newest.epoch, newest.version) > (live.epoch, live.version) else None
 
     def _position_key(self) -> VersionKey | None:
-        """Returns what is live as a start of paths; None if it is of another run, or nothing is."""
+        """Returns the live version as a start of paths; None if it is of another run, or no version is live."""
         live = self.position
         return (live.version, live.digest.hex()) if live is not None and live.run == self._versions.run else None
 
     def _digest_at_hand(self) -> str:
-        """Returns the digest (hex) of weights here that are no known version of the run that is followed; "": none."""
+        """Returns the digest (hex) of local weights that are no known version of the followed run; "": none."""
         if self.position is None:
             return self.local_digest
         return self.position.digest.hex() if self.position.run != self._versions.run else ""
 
     def _went_to(self, position: Position | None) -> None:
-        """This is live now. What the hub offers may be of an older run than that: it changed hands meanwhile."""
+        """Sets the live position; drops the hub's view if its run is older."""
         self.position = position
         if position is None:
             return

@@ -1,4 +1,4 @@
-"""The versions that one node knows of: those the hub has announced, and later ones of which peers told. Sans-I/O."""
+"""The versions that one node knows: those that the hub announced, and later ones from peers. Sans-I/O."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from p2psync.swarm.synchronizer.config import MAX_GOSSIPED
 
 
 class KnownVersions:
-    """The hub's last view, and what peers announced since.
+    """The hub's last view, and the versions that peers announced since.
 
     A trainer that comes back announces its lineage in rising order of epochs and versions. So a manifest counts as gone
     only if it is not announced and the newest announced version is not before it.
@@ -30,12 +30,12 @@ class KnownVersions:
 
     @property
     def lineage(self) -> list[Announcement]:
-        """All of them."""
+        """The announcements of all known versions."""
         return [*(self.view.lineage if self.view is not None else ()), *self._gossiped.values()]
 
     @property
     def newest(self) -> Announcement | None:
-        """The newest of all."""
+        """The newest known version."""
         return newest_announcement(self.lineage)
 
     def update(self, view: View) -> bool:
@@ -47,11 +47,11 @@ class KnownVersions:
         return is_other
 
     def drop_view(self) -> None:
-        """Forgets what the hub announced."""
+        """Forgets the hub's view."""
         self.view = self.head = None
 
     def add_gossiped(self, announcement: Announcement, run: str) -> bool:
-        """Adds a version of which a peer told; returns whether it is new, and after all that the hub announced."""
+        """Adds a peer's version; returns whether it is new, and later than all that the hub announced."""
         view = self.view
         if view is None or (run, announcement.epoch) != (view.run, view.epoch) or announcement.id in self._gossiped:
             return False
@@ -63,7 +63,7 @@ class KnownVersions:
         return True
 
     def drop_gossiped(self, id: str) -> bool:
-        """Forgets a version of which only a peer told; returns whether it is such a one."""
+        """Forgets a version that only a peer announced; returns whether it is one."""
         return self._gossiped.pop(id, None) is not None
 
     def is_ahead(self, announcement: Announcement) -> bool:
@@ -76,9 +76,9 @@ class KnownVersions:
         return self.view is not None and {a.id for a in path} <= {a.id for a in self.view.lineage}
 
     def is_gone(self, id: str, run: str, epoch: int, version: int, kept: Collection[str]) -> bool:
-        """Returns whether a manifest was taken back, and is not among those kept (ids).
+        """Returns whether a manifest is withdrawn, and not among those kept (ids).
 
-        All of another run is gone, and so are a fork's lost versions, whatever their number.
+        Manifests of other runs, and unannounced ones up to the newest, count as withdrawn.
         """
         if self.head is None or self.view is None or id in kept:
             return False

@@ -1,4 +1,4 @@
-"""The states of a follower, and every transition between them. A pair that the table lacks is a fault in the code."""
+"""The states of a follower, and every transition between them. Any other pair is an error in the code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 
 class SyncState(Enum):
-    """How far the current attempt is."""
+    """The states of a follower."""
 
     IDLE = "idle"  # no attempt: nothing is newer, or a pause lasts
     GATHER = "gather"  # manifests of the path are on their way
