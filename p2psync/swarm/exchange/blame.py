@@ -22,7 +22,7 @@ class Blame:
 
     def __init__(self, config: ExchangeConfig) -> None:
         self._config = config
-        # Of each peer: its count of recent wrong chunks and the time of the last; the chunks to report to it.
+        # By peer: how many wrong chunks it sent of late and when the last came; the chunks to report to it.
         self._wrong: dict[str, tuple[int, float]] = {}
         self._accusations: dict[str, list[tuple[bytes, int]]] = {}
         self._rechecked: dict[str, float] = {}

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 # ---- the estimate of the downlink (seconds) --------------------------------------------------------------------------
 
-#: Of a busy period before it gives an estimate. More is steadier, and gives none for short transfers.
+#: The estimator needs a busy period of so long. A longer one is steadier, and gives no estimate of short transfers.
 DOWNLINK_MIN_SECONDS = 1.0
-#: After which the estimator halves the period and its bytes. More is steadier, and follows changes later.
+#: After so long the estimator halves the period and its bytes. Longer is steadier, and follows changes later.
 DOWNLINK_MEMORY_SECONDS = 10.0
-#: From the last chunk to a request that continues the busy period: with a window of one chunk, no request is
-#: outstanding for a moment after each. More counts pauses as busy.
+#: A request within so long of the last chunk continues the busy period: with a window of one chunk, no request is
+#: outstanding for a moment after each. Longer counts pauses as busy.
 DOWNLINK_MAX_GAP_SECONDS = 0.05
 
 
